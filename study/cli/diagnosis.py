@@ -53,7 +53,7 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
         say_wrapped("", f"If you mean what has this id here: {remedy}.")
     if told and paths:
         say_wrapped("")
-    return [*([together.in_json()] if together.findings else []), *told, *_runs(paths)]
+    return [*([together.in_json()] if together.findings else []), *told, *_runs(paths, together)]
 
 
 def tell_text(
@@ -84,14 +84,15 @@ def _config_in(text: str) -> About | None:
     return About("the text", DEEPSPEED, findings) if findings else None
 
 
-def _runs(paths: list[Path]) -> list[dict]:
-    """Tell the findings of runs, records, dumps and configs."""
+def _runs(paths: list[Path], together: About) -> list[dict]:
+    """Tell the findings of runs, records, dumps and configs that were not told of them `together`."""
     folders = [folder for path in paths for folder in store.run_folders(path) or [path]]
     if len(folders) > len(paths):
         return _list(folders)
     answers = []
     for folder in folders:
         answer = about(folder)
+        answer.findings = [each for each in answer.findings if each not in together.findings]
         answers.append(answer.in_json())
         _show(answer, answer.findings)
         if answer.not_known:

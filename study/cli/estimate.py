@@ -139,6 +139,7 @@ def estimate(
     buckets: int | None = None,
     sync_each_batch: bool = False,
     device: Device = "cuda",
+    details: bool = False,
 ) -> dict:
     """Predict the memory of one rank and the bytes that it moves in a step. Nothing is run.
 
@@ -155,6 +156,7 @@ def estimate(
         buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
         sync_each_batch: FSDP2 reduces gradients in each micro-batch.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
+        details: Also show what was assumed of the model and the GPU, and how accurate predictions were.
     """
     config = passes.arm
     read = read_from(config, training, passes)
@@ -195,6 +197,11 @@ def estimate(
     states = estimates.model_states(needs, parameters)
     notes += answer.shape_note(ours.model, model.params)
     show_needs(needs, notes, estimates.of_states(states, parameters, precision))
+    if details:
+        assumed = accuracy.of_model_and_gpu(ours.model, needs.on_gpu.gpu if needs.on_gpu else None)
+        say("", "Predicted for:")
+        say_wrapped(*assumed, indent="  ", first="- ")
+        say_wrapped("", *(accuracy.accuracy() if needs.step else accuracy.accuracy_of_memory()), indent="  ")
     asked = {"parameters_asked": model.params, "shape": ours.model.name}
     return in_json(needs) | asked | {"model_states": states, "notes": notes, "fine": is_fine}
 
@@ -255,6 +262,7 @@ def in_json(needs: estimates.Needs) -> dict:
         "estimate": asdict(needs.estimate),
         "host_bytes_of_node": needs.host_bytes_of_node,
         "kinds": asdict(needs.kinds) if needs.kinds else None,
+        "inside_nodes": needs.inside_nodes,
         "step": asdict(needs.step) if needs.step else None,
         "fits": needs.on_gpu.fits if needs.on_gpu else None,
     }

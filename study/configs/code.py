@@ -24,6 +24,7 @@ SETS = re.compile(
 )
 COMMAND = re.compile(r"\bcommand\b")  # a decorator of typer or click, whose arguments are the script's
 MAIN = "__name__ =="
+UNKNOWN = "auto"  # as DeepSpeed's configs have what another says
 CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
 LAUNCHED = re.compile(r"launch\b|torchrun|--\w|==|\w_\w+\s*[:=]")
@@ -88,25 +89,31 @@ class _Configs:
         self.tree = tree
         self.values: dict[str, list[ast.expr]] = {}  # by names
         self.contents: dict[str, Any] = {}  # of names that have one value
-        for node in ast.walk(tree):
+        nodes = [*ast.walk(tree)]
+        for node in nodes:
             if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
                 self.values.setdefault(node.targets[0].id, []).append(node.value)
+        names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+        for name, values in [*self.values.items()]:  # a loop, or a function, may have the name of a number as well
+            if names.count(name) > 1 and not any(map(_is_dict, values)):
+                del self.values[name]
+        unsure = [node for node in nodes if isinstance(node, ast.If | ast.For | ast.While | ast.Try)]
+        inside = {each for node in unsure if MAIN not in ast.unparse(node) for each in ast.walk(node)}
+        statements = [node for node in nodes if isinstance(node, ast.Assign | ast.Expr)]
+        self.changed = [(node, self._changed(node, is_sure=node not in inside)) for node in statements]
 
     def write_out(self, lines: list[bytearray]) -> None:
         """Write each DeepSpeed config where it is made, as JSON. What is not known stays as Python has it."""
         nodes = [*ast.walk(self.tree)]
-        unsure = [node for node in nodes if isinstance(node, ast.If | ast.For | ast.While | ast.Try)]
-        inside = {each for node in unsure if MAIN not in ast.unparse(node) for each in ast.walk(node)}
-        statements = [node for node in nodes if isinstance(node, ast.Assign | ast.Expr)]
-        changed = [(node, self._changed(node, is_sure=node not in inside)) for node in statements]
-        named = [(values[0], self._content(ast.Name(name))) for name, values in self.values.items()]
+        named = [(values[0], self.content(ast.Name(name))) for name, values in self.values.items()]
         alone = {node.value for node in nodes if isinstance(node, ast.Expr)}  # a config, and no script
         others = {node for node in nodes if isinstance(node, ast.Dict | ast.Call)} - {node for node, _ in named} - alone
         made = [(node, each) for node, each in named if isinstance(each, dict)]
-        configs = [*made, *((node, self._content(node)) for node in others if _is_dict(node))]
+        configs = [*made, *((node, self.content(node)) for node in others if _is_dict(node))]
         configs = [(node, each) for node, each in configs if CONFIG in each]
         parts = {id(part) for _, config in configs for part in _parts(config)}
-        words: dict[ast.stmt | ast.expr, str] = {node: "pass" for node, each in changed if id(each) in parts}
+        words: dict[ast.stmt | ast.expr, str] = {node: "pass" for node, each in self.changed if id(each) in parts}
         words |= {node: "{}" for node, each in made if id(each) in parts}
         words |= {node: _as_json(each) for node, each in configs}
         for node in sorted(words, key=lambda each: (each.lineno, each.col_offset), reverse=True):
@@ -118,30 +125,30 @@ class _Configs:
             target = node.targets[0]
             if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Constant):
                 return None
-            written, more = target.value, {target.slice.value: self._content(node.value)}
+            written, more = target.value, {target.slice.value: self.content(node.value)}
         else:
             call = node.value
             if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "update":
                 return None
             written = call.func.value
-            more = {each.arg: self._content(each.value) for each in call.keywords}
-            more |= self._content(call.args[0]) if call.args and _is_dict(call.args[0]) else {}
-        content = self._content(written)
+            more = {each.arg: self.content(each.value) for each in call.keywords}
+            more |= self.content(call.args[0]) if call.args and _is_dict(call.args[0]) else {}
+        content = self.content(written)
         if not isinstance(content, dict) or any(part is content for part in _parts(more)):
             return None
         content |= more if is_sure else dict.fromkeys(more, ast.Constant(...))
         return content if is_sure else None
 
-    def _content(self, node: ast.expr) -> Any:
+    def content(self, node: ast.expr) -> Any:
         """Return the dictionary that an expression is, or the expression."""
         if isinstance(node, ast.Name):
             values = self.values.get(node.id, [])
             if len(values) == 1 and node.id not in self.contents:
                 self.contents[node.id] = node  # if it refers to itself
-                self.contents[node.id] = self._content(values[0])
+                self.contents[node.id] = self.content(values[0])
             return self.contents.get(node.id, node)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            content = self._content(node.value)
+            content = self.content(node.value)
             return content.get(node.slice.value, node) if isinstance(content, dict) else node
         if not _is_dict(node):
             return node
@@ -149,10 +156,10 @@ class _Configs:
         made = {}
         for key, value in pairs:
             if isinstance(key, ast.Constant):
-                made[key.value] = self._content(value)
-            elif key is None and isinstance(base := self._content(value), dict):
+                made[key.value] = self.content(value)
+            elif key is None and isinstance(base := self.content(value), dict):
                 made |= base
-        return made | {each.arg: self._content(each.value) for each in getattr(node, "keywords", ()) if each.arg}
+        return made | {each.arg: self.content(each.value) for each in getattr(node, "keywords", ()) if each.arg}
 
 
 def _parts(content: dict) -> Iterator[dict]:
@@ -185,6 +192,45 @@ def _replace(lines: list[bytearray], node: ast.stmt | ast.alias | ast.expr, word
         end = node.end_col_offset if number + 1 == node.end_lineno else len(line)
         line[begin:end] = word.ljust((end or 0) - begin)
         word = b""
+
+
+def calls(text: str, names: re.Pattern) -> Iterator[tuple[ast.Call, dict[str, Any]]]:
+    """Yield the calls of these names, with what they are given. `auto`: it is not known, as of `**`."""
+    tree = parsed(text)
+    if tree is None:
+        return
+    made = _Configs(tree)
+    nodes = [*ast.walk(tree)]
+    set_later = {each.attr for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)}
+    for node in nodes:
+        if isinstance(node, ast.Call) and names.fullmatch(called(node)):
+            values: dict[str, Any] = {}
+            for keyword in node.keywords:
+                value = constant(made.content(keyword.value))
+                is_unpacked = keyword.arg is None and isinstance(value, dict)
+                values |= value if is_unpacked else {keyword.arg or "**": value}
+            yield node, values | dict.fromkeys(set_later & values.keys(), UNKNOWN)
+
+
+def called(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def constant(content: Any) -> Any:
+    """Return a dictionary with its constants, or the constant that an expression is."""
+    if isinstance(content, dict):
+        return {name: constant(each) for name, each in content.items()}
+    try:
+        return ast.literal_eval(content)
+    except (ValueError, TypeError, RecursionError):
+        return UNKNOWN
+
+
+def own_defaults(text: str) -> dict[str, Any]:
+    """Return the defaults of a script's own arguments, and of its dataclasses."""
+    tree = parsed(text)
+    fields = _of_parsers(tree) if tree else {}
+    return {name: constant(value) for name, value in fields.items() if value is not None}
 
 
 def calls_backward_itself(text: str) -> bool:
@@ -301,7 +347,7 @@ def _of_commands(tree: ast.Module) -> dict[str, ast.expr | None]:
 
 def _constants(values: dict[str, ast.expr | None]) -> dict[str, Any]:
     found = {name: value.value for name, value in values.items() if isinstance(value, ast.Constant)}
-    return {name: str(value) for name, value in found.items() if type(value) in (int, str) and value != ""}
+    return {name: str(value) for name, value in found.items() if type(value) in (int, float, str) and value != ""}
 
 
 def _in_field(value: ast.expr | None) -> ast.expr | None:

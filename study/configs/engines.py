@@ -5,22 +5,20 @@ is given or its launcher asks for it, and asks for FSDP only then (state.py:974 
 `deepspeed=` (training_args.py:1715), and refuses `fsdp=` beside any DeepSpeed (trainer.py:473).
 """
 
-import ast
 import contextlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.configs import code, mistakes, sources
+from study.configs import arguments, sources
 from study.configs.pasted import condense
 from study.core.errors import Stop
 from study.known.findings import Finding, finding, in_a_sentence
 
 ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MULTI_GPU": "DDP"}
-COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")  # what stands before it keeps its line
 LAUNCH = re.compile(r"\b(accelerate[ -]launch|torchrun|deepspeed(?=(?: +--[\w-]+[ =]\S+)* +[\w./-]+\.py))\b")
+COMMAND = re.compile(r"\s*(?:\w+=\S+\s+)*(?:accelerate launch|torchrun|deepspeed|python3?)\s[^\n]*\s--\w")
 NOTHING = r"(?!None\b|False\b|null\b|[\"']{2})"
 # What a text may have, by who says it: a group is the engine, or the engine stands before the pattern.
 YAML = re.compile(r"(?m)^[ \t]*[\"']?distributed_type[\"']?\s*:\s*[\"']?(DEEPSPEED|FSDP|MULTI_GPU)\b")
@@ -73,8 +71,11 @@ class Said:
 
 def texts_of(words: Iterable[str | Path]) -> dict[str, str]:
     """Return the texts of scripts, commands and configs among words. A log, or a question, may tell of several."""
+    words = [*words]
     paths = [Path(word) for word in words if str(word).endswith((".py", ".sh", ".yaml", ".yml", ".json"))]
-    return {path.name: condense.content(path) for path in paths if path.is_file()}
+    commands = "\n".join(str(word) for word in words if COMMAND.match(str(word)))
+    texts = {path.name: condense.content(path) for path in paths if path.is_file()}
+    return texts | ({"the command": commands} if commands else {})
 
 
 def that_may_count(configs: list[Path], texts: Mapping[str, str]) -> list[Path]:
@@ -144,8 +145,7 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
         yield finding(id, counts=counts[0].told, yaml=found[-1].told)
     if counts and counts[0].what == "FSDP":
         yield from _recomputed_twice(texts)
-    for text in texts.values():
-        yield from _refused(text, texts)
+    yield from arguments.contradicted(texts)
 
 
 def in_words(texts: Mapping[str, str]) -> list[str]:
@@ -163,16 +163,6 @@ def _recomputed_twice(texts: Mapping[str, str]) -> Iterator[Finding]:
         yield finding("recomputing_refused_by_default", twice=twice.told, fsdp=by_fsdp.told)
     elif twice := _first(BY_MODEL, texts):
         yield finding("recomputed_twice", twice=twice.told, fsdp=by_fsdp.told)
-
-
-def _refused(script: str, texts: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield what a script's arguments of the Trainer say otherwise than the DeepSpeed config that they name."""
-    for call in ast.walk(code.parsed(script) or ast.Module([], [])):
-        if isinstance(call, ast.Call):
-            said = {each.arg: each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)}
-            with contextlib.suppress(ValueError):  # no json
-                config = json.loads(texts.get(Path(str(said.get("deepspeed"))).name, "{}"))
-                yield from mistakes.contradicted(said, config) if isinstance(config, dict) else ()
 
 
 def _in_text(name: str, text: str) -> Iterator[Said]:
@@ -206,7 +196,7 @@ def _first(pattern: re.Pattern, texts: Mapping[str, str]) -> Said | None:
 
 def _bare(name: str, text: str) -> str:
     """Return a text without comments, of which json has none."""
-    return text if name.endswith(".json") else COMMENT.sub("", text)
+    return text if name.endswith(".json") else arguments.COMMENT.sub("", text)
 
 
 def _is_launched_without_accelerate(texts: Mapping[str, str]) -> bool:

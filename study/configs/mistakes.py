@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from study.configs.settings import AUTO, COUNT, FIELDS, Setting, descriptions, same, zero_section
-from study.configs.shown import printable, shown
+from study.configs.arguments import of_recipe, refused
+from study.configs.settings import AUTO, COUNT, FIELDS, descriptions, zero_section
+from study.configs.shown import printable
 from study.configs.sources import ACCELERATE, OTHER, TORCHTITAN, TRAINER, Source, read
 from study.core.errors import Stop
 from study.core.files import flat, section_at, value_at
@@ -36,6 +37,7 @@ UNUSABLE = (
     "key_ignored",
     "value_refused",
     "auto_not_filled",
+    "arguments_contradicted",
     "value_no_count",
 )
 
@@ -84,7 +86,7 @@ def mistakes(source: Source, ranks: int | None = None) -> Iterator[Finding]:
     if source.named:
         yield from mistakes(source.named, ranks)
     if source.named and source.kind == TRAINER:
-        yield from contradicted(content, source.named.content)
+        yield from refused(of_recipe(content), source.named.content)
 
 
 def _of_no_kind(content: dict) -> Iterator[Finding]:
@@ -147,23 +149,11 @@ def _of_trainer(source: Source) -> Iterator[Finding]:
                     yield finding("value_no_count", key=key, value=printable(repr(value)))
 
 
-def contradicted(arguments: dict, config: dict) -> Iterator[Finding]:
-    """Yield what a DeepSpeed config says otherwise than the Trainer's arguments beside it."""
-    for one, other in (("bf16", "fp16"), ("fp16", "bf16")):
-        if arguments.get(one) is True:  # of both the Trainer takes one
-            arguments = {other: False} | arguments
-    for pair in texts()["arguments_contradicted"]["pairs"]:
-        if arguments.get(pair.get("unless")):
-            continue
-        a, b = value_at(arguments, pair["trainer"]), value_at(config, pair["deepspeed"])
-        if all(each not in (None, AUTO) for each in (a, b)) and not same(a, b):
-            yield finding("arguments_contradicted", values=[shown(Setting(a)), shown(Setting(b))], **pair)
-
-
 def _mistyped(library: str, config: dict) -> Iterator[Finding]:
     """Yield near misspellings of a library's keys, in a file that may have keys of another program."""
     for each in unknown_keys(library, config):
-        if near := _near(each, NEAR):
+        near = _near(each, NEAR)
+        if near and not each.key.endswith(f"_{near}"):  # ms-swift has vit_gradient_checkpointing
             yield _unread_key("key_mistyped" if library == "trainer" else "key_ignored", each, f"write {near}")
 
 

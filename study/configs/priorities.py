@@ -76,9 +76,17 @@ class AskedStack:
         return len(({*each.fault.conditions} - USUAL - each.unknown) & self.said)
 
     def is_left_open_once(self, each: Applies) -> bool:
-        """Whether a script and the releases leave one question open, and none of the release itself."""
-        is_of_release = isinstance(each.release, Version) and each.may_be_inside and each.is_tested
-        return self.has_script and is_of_release and len(each.why) == 1
+        """Whether a script and the releases leave one question open, and none of the release itself.
+
+        A release older than all that were tested most likely has what the oldest of them has: it counts where a
+        condition is met that says more of a training.
+        """
+        if not self.has_script or not isinstance(each.release, Version) or len(each.why) != 1:
+            return False
+        oldest = each.fault.tested[0]
+        is_older = each.release < oldest and each.fault.contains(oldest)
+        is_met = bool({*each.fault.conditions} - USUAL - each.unknown)
+        return (each.may_be_inside and each.is_tested) or (is_older and is_met)
 
     def order(self, each: Applies) -> tuple:
         """What was seen comes first, then what has the least open."""

@@ -72,7 +72,7 @@ def read(path: Path) -> Source:
     training = content.get("training")
     if path.suffix == ".toml" and isinstance(training, dict) and "seq_len" in training:
         return Source(path, TORCHTITAN, content)
-    kind = max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
+    kind = kind_of(content)
     _unify_fsdp(content, path)
     # The DeepSpeed config in it, or the file that it names.
     section = value_at(content, NAMES_ANOTHER.get(kind, "no other"))
@@ -89,6 +89,10 @@ def read(path: Path) -> Source:
         return Source(path, kind, content, named=Source(file, DEEPSPEED, _mapping(file)))
     unread = f"{section!r:.100}, which {path.name} names, is not here (nor in its folder and two above)"
     return Source(path, kind, content, unread=f"{unread}: what it sets is not known")
+
+
+def kind_of(content: dict) -> str:
+    return max(KEYS, key=lambda kind: len(content.keys() & KEYS[kind].split()))
 
 
 def _unify_fsdp(content: dict, config: Path) -> None:

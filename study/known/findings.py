@@ -72,7 +72,7 @@ class FindingRow(TypedDict):
     # --- of one finding each, where they are explained
     defaults: NotRequired[dict[str, str]]
     filled: NotRequired[list[str]]
-    pairs: NotRequired[list[dict[str, str]]]
+    pairs: NotRequired[dict[str, str]]
 
 
 @with_config(NO_OTHER_KEYS)

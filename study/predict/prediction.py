@@ -7,7 +7,7 @@ from study.predict.allocator import MemoryKinds, kinds_of
 from study.predict.engines import engine_of
 from study.predict.estimate import Estimate, estimate_of
 from study.predict.estimate import memory as memory_of
-from study.predict.step_time import Hardware, StepTime, step_of
+from study.predict.step_time import Hardware, StepTime, inside_nodes, step_of
 from study.predict.training import Training
 
 
@@ -41,6 +41,9 @@ class Prediction:
         if gpu not in self._kinds:  # a replay of the allocator takes long
             self._kinds[gpu] = kinds_of(self.engine, self.memory, gpu)
         return self._kinds[gpu]
+
+    def inside_nodes(self, machine: Hardware) -> dict[str, int]:
+        return dict(inside_nodes(self.engine, machine))
 
     def step(self, machine: Hardware) -> StepTime:
         return step_of(self.engine, machine)

@@ -1,7 +1,8 @@
 """The seconds of an optimizer step: a roofline of the GPU, the pace of the host, and what links carry meanwhile."""
 
 import functools
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -243,15 +244,30 @@ def experts(model: Transformer) -> int:
 def links_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:
     """The seconds in which each phase of a step waits for what ranks send, or for the host's memory."""
     links = machine.links(engine.placement.ranks)
-    sent = [*engine.sent()]
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for phase, kind, size_bytes, ranks, apart in sent_by(engine):
+        seconds[phase] += links.among(ranks, apart).seconds(kind, size_bytes, of)
+    return seconds
+
+
+def sent_by(engine: Engine) -> Iterator[Sent]:
+    """Yield what a rank sends in a step."""
+    yield from engine.sent()
     # Ranks that share rows wait for each other in both passes.
     together = engine.placement.sequence_ranks
     for kind, moved_bytes in exchanged_rows(engine.training).items():
-        sent += [Sent(phase, kind, moved_bytes / len(PHASES), together) for phase in PHASES]
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for phase, kind, size_bytes, ranks, apart in sent:
-        seconds[phase] += links.among(ranks, apart).seconds(kind, size_bytes, of)
-    return seconds
+        for phase in PHASES:
+            yield Sent(phase, kind, moved_bytes / len(PHASES), together)
+
+
+def inside_nodes(engine: Engine, machine: Hardware) -> Counter[str]:
+    """Bytes by collective of a step whose ranks are all in one node, if there are several nodes."""
+    links, inside = machine.links(engine.placement.ranks), Counter[str]()
+    for _, kind, size_bytes, ranks, apart in sent_by(engine):
+        near = links.among(ranks, apart)
+        if kind != "host" and links.ranks > links.gpus_per_node and near.ranks <= near.gpus_per_node:
+            inside[kind] += round(size_bytes)
+    return inside
 
 
 def update_s(engine: Engine, machine: Hardware, of: Pace) -> dict[str, float]:

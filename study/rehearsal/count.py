@@ -284,12 +284,14 @@ class Count:
         self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
-        self.record.watched.rows_per_pass = answer.batch[0] if answer.batch else None
+        rows = answer.batch[0] if answer.batch else None
+        self.record.watched.rows_per_pass = min(filter(None, (rows, self.mistakes.most_rows)), default=None)
         if self._beside:
             names = {type(each).__name__: None for each in (self.optimizer, *self._beside)}
             self.record.observed.optimizer = " and ".join(names)
         if any(of() is not self.model for of in self._beside.values()):  # passes of several models are no micro-batches
             self.record.observed.accumulation = self.record.watched.passes_cleared = None
+            self.record.watched.gradients_kept = 0
         answer.releases = {name: version(name) for name in LIBRARIES if name in sys.modules}
         config: Any = getattr(self._model, "config", None)
         answer.vocabulary = getattr(config, "vocab_size", None)

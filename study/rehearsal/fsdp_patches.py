@@ -19,7 +19,8 @@ def patch_fsdp2(rehearsal: Rehearsal) -> None:
     begin_mesh = device_mesh.DeviceMesh.__init__
 
     def begin_on_one_device(mesh, device_type: str, *args, **kwargs) -> None:
-        begin_mesh(mesh, gpu.on_cpu(device_type), *args, **kwargs)
+        with rehearsal.shapes.not_only():  # its ranks are values, as where FSDP2 joins its mesh to a tensor's
+            begin_mesh(mesh, gpu.on_cpu(device_type), *args, **kwargs)
 
     find = _sharding_prop.ShardingPropagator._propagate_tensor_meta_non_cached
 

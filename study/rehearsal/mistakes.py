@@ -46,6 +46,12 @@ class Mistakes:
         self.outermost: nn.Module | None = None  # that was called first
         self.log = NoLog()
         self.loader: Any = None  # the iterator whose batches train
+        self.most_rows: int | None = None  # of its batch
+        self._inputs: list[str] = []  # digests of those of the first passes
+        self._zeroed = 0  # tensors; `grad.data.zero_()` leaves a gradient's version
+        self._followed: nn.Parameter | None = None  # whose gradient may stay after an update
+        self._left: tuple[int, int, int] | None = None  # that gradient, as the update left it
+        self._begins_with_gradients = 0  # steps
         self._begun: nn.Module | None = None  # whose gradients are followed
         self._trained: dict[str, torch.Tensor] = {}
         self._with_gradient: set[str] = set()
@@ -59,6 +65,13 @@ class Mistakes:
             return take_step(scheduler, *args, **kwargs)
 
         torch.optim.lr_scheduler.LRScheduler.step = step  # type: ignore[method-assign, assignment]
+        set_to_zero = torch.Tensor.zero_
+
+        def zero(tensor):
+            self._zeroed += 1
+            return set_to_zero(tensor)
+
+        torch.Tensor.zero_ = zero  # type: ignore[method-assign]
 
     def begin(self, module: nn.Module) -> None:
         """Follow the gradients of the model that trains."""
@@ -74,7 +87,20 @@ class Mistakes:
                 self._trained[name] = tensor
                 # FSDP2 gives its own a gradient itself, which stays until the update.
                 if type(tensor).__name__ != "DTensor":
+                    if self._followed is None:
+                        self._followed = tensor
+                        tensor.register_hook(self._look_for_kept)
                     tensor.register_post_accumulate_grad_hook(lambda _, name=name: self._with_gradient.add(name))
+
+    def _look_for_kept(self, _) -> None:
+        """Before a gradient is accumulated: note whether that of the step before is still there."""
+        self._begins_with_gradients += self._left is not None and self._left == self._gradient()
+        self._left = None
+
+    def _gradient(self) -> tuple[int, int, int] | None:
+        """Return what changes once the gradient that is followed is cleared, by whatever call. None without one."""
+        gradient = self._followed.grad if self._followed is not None else None
+        return None if gradient is None else (id(gradient), gradient._version, self._zeroed)
 
     def follow_views(self, handle) -> None:
         """Follow the gradients of an FSDP1 unit's tensors: views of a flat one, whose gradient is that of all."""
@@ -125,20 +151,28 @@ class Mistakes:
         weights: Any = SimpleNamespace(trained_share=1.0)
         # A mistake of a hook of ours does not end the script.
         loop = WatchedLoop(model, optimizer, accelerator, record, log, instruments, weights, lambda _: None)
+        self._inputs = loop.inputs
         loop._updated.clear()  # their gradients have no values to read
         loop.attach()
 
     def updated(self, watched: Watched | None) -> None:
         """Note an update."""
+        self._left = self._gradient()
         steps, self._scheduled = max(self._scheduled.values(), default=0), {}
         if watched is None:
             return
+        watched.gradients_kept = self._begins_with_gradients
+        if len(set(self._inputs)) > 1:  # those without values look alike
+            watched.inputs_per_rank = [self._inputs]
         watched.schedule_steps_in_update = steps or None
         watched.schedule_length = max(filter(None, map(length_of, self._schedulers.values())), default=None)
         with contextlib.suppress(TypeError, AttributeError):  # a stream of rows has no length
-            watched.passes_in_epoch = len(self.loader._index_sampler)
-            if not reads_all(self.loader._index_sampler):  # otherwise the rows may be this rank's alone
+            batches = self.loader._index_sampler
+            watched.passes_in_epoch = len(batches)
+            if not reads_all(batches):  # otherwise the rows may be this rank's alone
                 watched.data_rows = len(self.loader._dataset)
+            # Its tensors have other first sizes than rows if graphs or packed sequences follow each other in them.
+            self.most_rows = batches.batch_size
 
 
 def note_modes(record: Record, model: nn.Module) -> None:

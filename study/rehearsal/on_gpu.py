@@ -14,8 +14,8 @@ class OnGpu:
     """Bytes of one GPU at the peak, and of the host's memory for this rank."""
 
     peak: int  # of tensors, as `max_memory_allocated` counts them but for its blocks of 512 bytes
-    reserved: int | None  # predicted: all in one stream. None: more than the GPU has
-    driver: int | None  # predicted: what nvidia-smi shows
+    reserved: int  # predicted: all in one stream, on a GPU that is large enough
+    driver: int  # predicted: what nvidia-smi shows there
     host: int
     fits: str | None = None  # None: no kind of GPU is named
     training: int = 0  # the peak of the updates, without evaluation and saving
@@ -41,14 +41,13 @@ def on_gpu(answer: Answer, ranks: int, stage: int | None, gpu: Gpu | None = None
     more = max(0, (whole or 0) - max(training, *peaks, 0))
     peak = max(training, *peaks, 0) + more
     reserved = replayed.allocator.peak_reserved + more
-    is_full = replayed.is_full or reserved > capacity
     fits = None
     if gpu:
-        fits = "no" if is_full else fits_on(gpu, peak, reserved + outside)
+        fits = "no" if reserved > capacity else fits_on(gpu, peak, reserved + outside)
     return OnGpu(
         peak=peak,
-        reserved=None if is_full else reserved,
-        driver=None if is_full else reserved + outside,
+        reserved=reserved,
+        driver=reserved + outside,
         host=replayed.host,
         fits=fits,
         training=training,
@@ -79,7 +78,6 @@ class Replay:
     def __init__(self, answer: Answer, capacity_bytes: float):
         on_host, never_there = set(answer.host), only_loaded(answer, capacity_bytes)
         self.allocator = Allocator(capacity_bytes)
-        self.is_full = False  # a GPU of this size holds no more: its allocator is not followed further
         self.held: list[int] = []
         self.host = 0
         blocks: dict[int, Block] = {}
@@ -98,15 +96,15 @@ class Replay:
 
     def _move(self, blocks: dict[int, Block], number: int, size: int) -> None:
         """Give a storage back, and take it anew if it has a size."""
-        if self.is_full:
-            return
         if number in blocks:
             self.allocator.give(blocks.pop(number))
+        if not size:
+            return
         try:
-            if size:
-                blocks[number] = self.allocator.take(size)
-        except MemoryError:
-            self.is_full = True
+            blocks[number] = self.allocator.take(size)
+        except MemoryError:  # what it would need is what a larger GPU reserves
+            self.allocator.capacity_bytes = inf
+            blocks[number] = self.allocator.take(size)
 
 
 def only_loaded(answer: Answer, capacity_bytes: float) -> set[int]:

@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
     try:
         os.environ |= launch.environment(request) | {"WANDB_MODE": "disabled"}
         sys.argv = [request.script, *request.words]
-        sys.path[0] = str(path.parent)
+        sys.path[0] = str(Path.cwd() if request.module else path.parent)
         refuse_missing(path, request.configs_of)
         Files(folder).guard()
         sys.addaudithook(refuse_others)

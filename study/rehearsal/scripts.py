@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import sys
 from pathlib import Path
 
 from study.configs.stacks import CONFIGS
@@ -24,18 +25,21 @@ def found(script: str) -> tuple[Path, str | None]:
         return Path(program), None
     if module := file_of_module(script):
         return module
-    remedy = "name a Python file, a program on the PATH, or an installed module"
+    remedy = "name a Python file, a program on the PATH, or a module, installed or in this folder"
     if script in all_paths():
         remedy = f"did you mean '--arm {script}', or {remedy.removeprefix('name ')}"
     raise Stop(f"there is no script {script}", remedy)
 
 
 def file_of_module(name: str) -> tuple[Path, str] | None:
-    """Return the file that `python -m NAME` runs, and its name. None: no such module is installed."""
+    """Return the file that `python -m NAME` runs, and its name. None: there is no such module."""
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     try:
         spec = importlib.util.find_spec(name)  # imports the packages around it alone
     except (ImportError, ValueError):
         return None
+    finally:
+        sys.path.pop(0)
     if spec is not None and spec.submodule_search_locations:
         return Path(spec.submodule_search_locations[0], "__main__.py"), f"{name}.__main__"
     if spec is not None and spec.origin:

@@ -24,17 +24,19 @@ def patch(rehearsal: Rehearsal) -> None:
     parallel._verify_param_shape_across_processes = lambda *_, **__: None
     begin = rehearsal.shapes.wrap(ddp.DistributedDataParallel.__init__)
 
-    def wrap_in_ddp(model, *args, device_ids=None, output_device=None, **kwargs) -> None:
+    def wrap_in_ddp(model, module, device_ids=None, output_device=None, *args, **kwargs) -> None:
         made = rehearsal.count.watch.made
-        if rehearsal.count.watch.device_type == "cuda":
-            kwargs |= {"device_ids": device_ids, "output_device": output_device}
-        begin(model, *args, **kwargs)
+        if rehearsal.count.watch.device_type == "cpu":
+            device_ids = output_device = None
+        begin(model, module, device_ids, output_device, *args, **kwargs)
         rehearsal.count.watch.of_the_backward_pass(made)  # its buckets, which real ranks make anew in their first pass
         model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
+        model.register_comm_hook = lambda *_, **__: None  # a script's own would wait for one, too; its copies are small
 
     parallel.DistributedDataParallel.__init__ = wrap_in_ddp
     if not rehearsal.request.real:
         TORCH.Tensor.data_ptr = address
+        TORCH.distributions.Distribution.set_default_validate_args(False)  # by values
         # It keeps what the plain one keeps, and has kernels for a GPU alone.
         TORCH.nn.SyncBatchNorm.forward = torch.nn.modules.batchnorm._BatchNorm.forward
         parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None

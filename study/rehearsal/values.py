@@ -267,6 +267,8 @@ class OnOneDevice(TorchFunctionMode):
             is_given = self.script.named_value() is not None
             value = function(*args, **kwargs)
             return value if is_given else self.script.unknown(value)
+        if function is torch.device and args and isinstance(args[0], int):  # of the machine's accelerator
+            return torch.device("cuda", *args)
         if name == "cuda":
             return args[0]
         # Other names of the host are also those of this process's GPU, such as `.to(accelerator.device)`.

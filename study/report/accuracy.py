@@ -2,27 +2,36 @@
 
 from collections.abc import Iterable
 
+from study.core.gpus import Gpu
 from study.core.text import count, number_of, percent, size
 from study.known.findings import finding
-from study.predict.front import MISS, Advice, Question, reserve_bytes, scores
+from study.predict.front import MISS, Advice, Hardware, Question, Transformer, reserve_bytes, scores
 from study.report.rows import amount
 
 
 def assumptions(question: Question) -> list[str]:
     """Return what an advice was predicted for. Nobody has measured it."""
-    model = question.model
     gpu = question.gpu
     return [
-        f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters",
-        f"{gpu.kind} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
-        f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
+        *of_model_and_gpu(question.model, gpu),
         f"{question.batch} sequences per step (--batch) of {question.sequence} tokens (--sequence)",
         f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
         precisions(question),
-        f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation, and {MISS:.0%} of the "
-        "peak where possible",
-        f"{_links(question)} (--link, --gpus-per-node)",
+        f"{MISS:.0%} of the peak stay free as well, where possible",
+        f"{links(question.machine, question.gpus)} (--link, --gpus-per-node)",
         finding("fsdp2_whole_gradients").said,
+    ]
+
+
+def of_model_and_gpu(model: Transformer, gpu: Gpu | None) -> list[str]:
+    of_model = f"the model is {model.family} ({model.name}), {count(model.parameters)} parameters"
+    if gpu is None:
+        return [of_model]
+    return [
+        of_model,
+        f"{gpu.kind} is {gpu.name}: {size(gpu.memory_bytes)}, {gpu.peaks['fp16'] / 1e12:.0f} TFLOP/s in 16 bits, "
+        f"{size(gpu.memory_bytes_per_s)}/s ({gpu.source})",
+        f"{size(reserve_bytes(gpu))} of each GPU stay free for context, NCCL and fragmentation",
     ]
 
 
@@ -34,14 +43,15 @@ def precisions(question: Question) -> str:
     return finding("adapters_in_one_precision" if of_adapters else "precision_by_default", half=half).said
 
 
-def _links(question: Question) -> str:
-    if question.gpus == 1:
+def links(machine: Hardware, gpus: int) -> str:
+    """Return the links of so many GPUs."""
+    if gpus == 1:
         return "one GPU, which needs no link"
-    if question.gpus == question.local:
-        return f"{question.link or 'no link'} between {question.local} GPUs in a node"
-    within = question.gpu.peer_link
-    nodes = question.gpus // question.local
-    return f"{question.link} for each GPU between {nodes} nodes, and {within} between {question.local} GPUs in a node"
+    between, local = machine.links(gpus), machine.gpus_per_node
+    if gpus <= local:
+        return f"{between.link} between {gpus} GPUs in a node"
+    nodes = f"{between.network} for each GPU between {gpus // local} nodes"
+    return f"{nodes}, and {between.link} between {local} GPUs in a node" if local > 1 else nodes
 
 
 def in_short(advice: Advice, unsaid: set[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from study.core.arms import ROOT, load_arm
 from study.core.gpus import GPUS
 from study.core.shapes import models as known_models
-from study.core.text import size
+from study.core.text import rounded, size
 from study.predict.front import (
     FRAGMENTATION,
     HOST_PROCESS_BYTES,
@@ -84,8 +84,17 @@ def _lines(model: Transformer, arm: str, gpus: int, sequence: int, checkpointing
         line = [each.peak_bytes for each in estimates]
         if host_bytes := estimates[0].host_bytes:
             line += [question.local * (host_bytes + int(HOST_PROCESS_BYTES)), estimates[0].swapped_bytes]
-        lines.append([round(each / 1e6) for each in line])
+        lines.append([megabytes(each) for each in line])
     return lines
+
+
+def megabytes(size_bytes: float) -> int:
+    """Return whole MB whose three digits, as the page rounds them, are those of `study estimate`.
+
+    6,204.6 MB would become 6,205, and then 6.21 GB: it is 6,204.
+    """
+    whole = round(size_bytes / 1e6)
+    return whole if rounded(whole, ".3g") == rounded(size_bytes / 1e6, ".3g") else int(size_bytes / 1e6)
 
 
 def _host_bytes(gpu: str, gpus: int) -> float:

@@ -23,6 +23,7 @@ from study.predict.front import (
     papers,
     reserve_bytes,
 )
+from study.report.accuracy import links
 from study.report.rows import of_card, of_others, only_just
 
 FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": "It does not fit on {}."}
@@ -48,6 +49,8 @@ class Needs:
     kinds: MemoryKinds | None  # of a card that is large enough. None: of a rank without a GPU
     on_gpu: FitsGpu | None  # None: nobody said which kind
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
+    machine: Hardware | None
+    inside_nodes: dict[str, int]  # of the traffic, between ranks of one node, if there are several nodes
     ranks_of_node: int | None  # that train. None: nobody said which machine it is
 
     @classmethod
@@ -64,11 +67,12 @@ class Needs:
                 raise Stop(f"the time of {arm.name} depends on the disk", remedy)
             on_gpu = FitsGpu(machine.gpu, fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver))
         step = prediction.step(machine) if machine else None
+        inside = prediction.inside_nodes(machine) if machine else {}
         ranks_of_node = machine.gpus_per_node if machine else None
         needs = prediction.memory
         if training.placement.ranks == 1:  # records count collectives that libraries call there too, and send nothing
             needs = replace(needs, traffic={})
-        return cls(arm.name, precision, is_usual, training, needs, kinds, on_gpu, step, ranks_of_node)
+        return cls(arm.name, precision, is_usual, training, needs, kinds, on_gpu, step, machine, inside, ranks_of_node)
 
     @property
     def host_bytes_of_node(self) -> int | None:
@@ -107,7 +111,10 @@ def _taken(needs: Needs) -> str:
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
     by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""
     passes = f"{number_of(batch.passes, 'micro-batches')} in a step (--accumulation)"
-    text = f"Taken as: {rows}, {passes}, {precision}{by_default}, activations {activations}."
+    text = f"Taken as: {rows}, {passes}, {precision}{by_default}, activations {activations}"
+    if needs.on_gpu and needs.machine and needs.training.placement.ranks > 1:
+        text += f", {links(needs.machine, needs.training.placement.ranks)} (--link, --gpus-per-node)"
+    text += "."
     if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
         meant = "DeepSpeed's fp16 is meant, which has as many bytes" if precision == "bf16_cast" else "fp16 is meant"
         text += f" A {needs.on_gpu.gpu.kind} has no bf16: {meant}."
@@ -173,17 +180,26 @@ def moved(needs: Needs) -> list[str]:
         host += f"and {size(with_processes)} with {size(HOST_PROCESS_BYTES)} for each process"
     if whole.host_bytes:
         host += " (`study advise` says whether a node has so much)"
-    lines = [f"{host}; {collectives(whole.traffic)}"]
+    lines = [f"{host}; {collectives(whole.traffic, needs.inside_nodes)}"]
     if needs.step:
         lines.append(time_line(needs.step))
     return lines
 
 
-def collectives(traffic: Mapping[str, int]) -> str:
-    """Return the bytes of each kind. An all-reduce moves its own twice: as a reduce-scatter, and as an all-gather."""
-    twice = {"all_reduce": " (sent twice)"}
-    sent = ", ".join(f"{kind} {size(sent_bytes)}{twice.get(kind, '')}" for kind, sent_bytes in traffic.items())
-    return f"collectives of a step: {sent or 'none'}"
+def collectives(traffic: Mapping[str, int], inside: Mapping[str, int] | None = None) -> str:
+    """Return the bytes of each kind. An all-reduce moves its own twice: as a reduce-scatter, and as an all-gather.
+
+    `inside` are those that stay in a node, if there are several nodes and some do.
+    """
+    sent = []
+    for kind, sent_bytes in traffic.items():
+        notes = ["sent twice"] if kind == "all_reduce" else []
+        if inside:
+            near = inside.get(kind, 0)
+            places = {"inside nodes": near, "between nodes": sent_bytes - near}
+            notes += [f"{size(part)} {where}" for where, part in places.items() if part > 0]
+        sent.append(f"{kind} {size(sent_bytes)}" + (f" ({', '.join(notes)})" if notes else ""))
+    return f"collectives of a step: {', '.join(sent) or 'none'}"
 
 
 def time_line(step: StepTime) -> str:

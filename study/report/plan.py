@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from study.core.arms import load_arm
 from study.core.errors import Stop
@@ -33,6 +33,7 @@ from study.sweeps.protocol import Cell
 START_S = 40
 MORE_STEPS = 4  # that instruments take after the timed ones
 UNKNOWN_S = 90  # the steps of a cell whose seconds nothing predicts. Assumed
+TIGHT = {"yes": "", "only just": " (tight)", "no": ""}
 HOST_SHARE = 2  # the memory of a host over that of its GPUs, where the host is not at hand
 
 
@@ -43,6 +44,7 @@ class PredictedCell:
     whole: Estimate
     kinds: MemoryKinds
     step: StepTime | None
+    fits: Literal["yes", "only just", "no"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Planned:
             "rows": cell.value("micro_batch"),
             "steps s": None if step is None else rounded(step.seconds * _steps(cell), ".3g"),
             "start s": START_S,
-            "memory": size(predicted.kinds.driver or predicted.whole.peak_bytes) if predicted else None,
+            "tensors": size(predicted.whole.peak_bytes) if predicted else None,
+            "nvidia-smi": size(predicted.kinds.driver) + TIGHT[predicted.fits] if predicted else None,
             "decides": " ".join(cell.decides),
             "narrows": " ".join(cell.narrows),
             "done after": when,
@@ -110,7 +113,7 @@ def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> Predic
     if cell.value("virtual_ranks") is None and not load_arm(cell.arm).uses_nvme:
         ranks = prediction.training.placement.ranks
         step = prediction.step(Hardware(gpu=gpu, gpus_per_node=ranks, host="new", pace=of))
-    return PredictedCell(whole, kinds, step)
+    return PredictedCell(whole, kinds, step, fits_on(gpu, whole.peak_bytes, kinds.driver))
 
 
 def plan(
@@ -134,7 +137,7 @@ def _planned(cell: Cell, gpu: Gpu, gpus: int, host_bytes: float, of: Pace | None
         if known.step:
             seconds = START_S + _steps(cell) * known.step.seconds
         taken_bytes = known.whole.host_bytes * ranks
-        if fits_on(gpu, known.whole.peak_bytes, known.kinds.driver) == "no":
+        if known.fits == "no":
             left = f"{size(known.whole.peak_bytes)} are predicted, which do not fit on {gpu.kind}"
         elif taken_bytes > host_bytes:
             left = f"{size(taken_bytes)} of host memory are predicted, and there are {size(host_bytes)}"
@@ -192,11 +195,15 @@ def in_words(planned: list[Planned], minutes: float, scripts: Sequence[dict] = (
     decided += [claim for script in scripts for claim in script.get("decides", [])]
     steps_s = sum(each.seconds - START_S for each in inside)
     within = f"within {short(minutes)} minutes" if math.isfinite(minutes) else "without a limit of minutes"
+    tight = [each for each in inside if each.predicted and each.predicted.fits == "only just"]
+    of_them = f", {len(tight)} of them tight" if tight else ""
     lines = [
-        f"{len(inside)} of {len(planned)} cells end {within}, predicted:"
+        f"{len(inside)} of {len(planned)} cells end {within}{of_them}, predicted:"
         f" {steps_s / 60:.0f} minutes of steps, and {len(inside)} starts of {START_S} s.",
         f"Decided: {', '.join(decided) or 'nothing'}. Narrowed: {', '.join(narrowed) or 'nothing'}.",
     ]
+    if tight:
+        lines.append("Tight: it fits only just, and may run out of memory.")
     if outside:
         first = outside[0].cell
         lines.append(f"The end comes before {first.part} with {first.arm} ends: what follows runs if time is left.")

@@ -112,11 +112,15 @@ def verdict(of: Rehearsed) -> str:
     if of.request.gpu is None or of.fits is None:
         return f"{holds} in {when}.{on_cpu(of.answer)}"
     holds += f" ({binary_size(device.peak)}) in {when}"  # the units of a GPU
-    total = f"{GPUS[of.request.gpu].memory_bytes / GIB:.0f} GiB"
-    if device.driver is None:
-        return f"{holds}, and needs more than {total}: {FITS[of.fits]}."
+    gpu_bytes = GPUS[of.request.gpu].memory_bytes
+    total = f"{gpu_bytes / GIB:.0f} GiB"
+    if device.driver > gpu_bytes:
+        reserved, outside = (f"{each / GIB:.1f} GiB" for each in (device.reserved, device.driver - device.reserved))
+        more = f"PyTorch would reserve {reserved}, and the CUDA context and NCCL take {outside}."
+        return f"{holds}, and needs more than {total}: {FITS[of.fits]}. {more}"
     shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total}"
-    kept = "" if of.fits == "no" else f", with {reserve_bytes(GPUS[of.request.gpu]) / GIB:.1f} GiB {KEPT}"
+    how = "as its tensors leave less than the" if of.fits == "no" else "with"
+    kept = f", {how} {reserve_bytes(GPUS[of.request.gpu]) / GIB:.1f} GiB {KEPT}"
     return f"{holds}, and {shown}: {FITS[of.fits]}{kept}."
 
 

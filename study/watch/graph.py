@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Operations that change a value by no factor. What else is below a loss belongs to the model, and is not read.
 PASSED = ("ToCopy", "Clone", "View", "Squeeze", "Unsqueeze", "ReshapeAlias", "Alias", "Neg", "UnsafeView")
@@ -42,9 +43,12 @@ def division_of(loss: torch.Tensor) -> Division:
         name = kind_of(node)
         if name in ("Div", "Mul"):
             other = node._saved_other
-            if other is None or not other.is_cpu or other.ndim or not other:  # a tensor, on a GPU perhaps
+            if type(other) is not torch.Tensor or not other.is_cpu or other.ndim:  # it may be on a GPU
                 return seen
-            number = float(other)
+            with _disable_current_modes():  # they cannot read a Python number
+                number = float(other)
+            if not number:
+                return seen
             seen.divisors.append(number if name == "Div" else 1 / number)
         elif name not in PASSED and name != SINK:
             seen.base = _base(node, name)

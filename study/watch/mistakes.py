@@ -139,10 +139,11 @@ def updates(facts: Facts) -> Results:
     usual = facts.seen.accumulation or 1
     if (watched.passes_without_update or 0) > max(2 * LEAST_STEPS, 4 * usual):
         yield "optimizer_made_anew" if watched.updates_by_another else "no_update"
-    if 2 * watched.gradients_kept > READ_STEPS:
-        yield "gradients_not_cleared", {"read": READ_STEPS}
-    if 2 * watched.without_gradients > READ_STEPS:
-        yield "gradients_are_zero", {"read": READ_STEPS}
+    read = min(READ_STEPS, facts.seen.steps or READ_STEPS)
+    if 2 * watched.gradients_kept > read:
+        yield "gradients_not_cleared", {"read": read}
+    if 2 * watched.without_gradients > read:
+        yield "gradients_are_zero", {"read": read}
     if watched.moments_lost:
         yield "moments_lost"
     if watched.loss_unscaled:

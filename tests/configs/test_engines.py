@@ -1,17 +1,22 @@
 """Files of one training that name two engines, or recompute twice: each command that reads them says which counts."""
 
+import contextlib
 import json
+import re
 from pathlib import Path
 
 import accelerate
 import pytest
 import transformers
 from packaging.version import Version
+from transformers import TrainingArguments
+from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
 from study.cli.diagnosis import diagnose
 from study.cli.oom import oom
 from study.cli.stack import stack
 from study.configs import scripts
+from study.configs.arguments import Asked, refused
 from study.configs.engines import contradictions, engines, texts_of
 from study.configs.oom.training import Described
 from study.configs.pasted.read import read
@@ -83,26 +88,184 @@ def test_of_two_engines_the_one_that_trains_is_named_with_its_line(script, launc
         assert not said or "Nothing known applies" not in printed
 
 
-REFUSED = {
-    "per_device_train_batch_size=4": '"train_micro_batch_size_per_gpu": 1',
-    "gradient_accumulation_steps=8": '"gradient_accumulation_steps": 16',
-    "fp16=True": '"bf16": {"enabled": true}',
-    "bf16=True": '"bf16": {"enabled": false}',
-    "max_grad_norm=0.5": '"gradient_clipping": 1.0',
-    "learning_rate=2e-5": '"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}',
+# What a run asks for, by each kind of file, and whether the Trainer refuses it beside this DeepSpeed config.
+CONFIG = {"lr": 1e-5, "betas": [0.9, 0.95], "weight_decay": 0.1}
+CONFIG = {
+    "optimizer": {"type": "AdamW", "params": CONFIG},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 100}},
+}
+CONFIG |= {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.5}
+CONFIG |= {"train_batch_size": 64, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
+RIGHT = {"learning_rate": 1e-5, "adam_beta2": 0.95, "weight_decay": 0.1, "warmup_steps": 100, "bf16": True}
+RIGHT |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}
+PARSES = "from transformers import HfArgumentParser, TrainingArguments\nHfArgumentParser(TrainingArguments)\n"
+LAUNCHED = "distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"
+OTHER = {"learning_rate": 2e-5, "adam_beta2": 0.99, "weight_decay": 0.2, "warmup_steps": 50, "bf16": False}
+OTHER |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_grad_norm": 2.0}
+
+
+def _call(arguments: dict, more: str = "") -> str:
+    written = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"{more}Trainer(model, TrainingArguments('out', {written})).train()\n"
+
+
+def _flags(arguments: dict) -> str:
+    return " ".join(f"\\\n  --{name} {value}" for name, value in arguments.items())
+
+
+def _parsed(arguments: dict) -> str:
+    """A script whose own arguments have these defaults."""
+    added = "".join(f"p.add_argument('--my_{name}', default={value!r})\n" for name, value in arguments.items())
+    written = ", ".join(f"{name}=args.my_{name}" for name in arguments)
+    return f"{added}args = p.parse_args()\nTrainer(model, TrainingArguments('o', deepspeed='ds.json', {written}))\n"
+
+
+def _yaml(arguments: dict) -> str:
+    return "".join(f"{name}: {value}\n" for name, value in ({"output_dir": "o"} | arguments).items())
+
+
+ASKING = {
+    "script": lambda a: {"train.py": _call({"deepspeed": "conf/ds.json"} | a)},
+    "names": lambda a: {
+        "train.py": "".join(f"X_{name} = {value!r}\n" for name, value in a.items())
+        + f"Trainer(m, TrainingArguments('o', deepspeed='ds.json', {', '.join(f'{each}=X_{each}' for each in a)}))"
+    },
+    "dictionary": lambda a: {"train.py": f"more = {a!r}\nTrainingArguments('o', deepspeed='ds.json', **more)\n"},
+    "argparse": lambda a: {"train.py": _parsed(a), "run.sh": "torchrun --nproc_per_node 8 train.py\n"},
+    "command": lambda a: {
+        "train.py": PARSES,
+        "run.sh": f"deepspeed --num_gpus 8 train.py --deepspeed ds.json {_flags(a)}\n",
+    },
+    "variables": lambda a: {
+        "train.py": PARSES,
+        "run.sh": "".join(f"export {name.upper()}={value}\n" for name, value in a.items())
+        + "ARGS='--deepspeed ds.json --output_dir out'\n"
+        + f"torchrun train.py $ARGS {_flags({name: f'${{{name.upper()}}}' for name in a})}\n",
+    },
+    "accelerate": lambda a: {"train.py": _call(a), "acc.yaml": LAUNCHED},
+    "flag of accelerate": lambda a: {
+        "train.py": _call(a),
+        "run.sh": "accelerate launch --use_deepspeed --deepspeed_config_file=ds.json --num_processes 8 train.py\n",
+    },
+    "LLaMA-Factory": lambda a: {"r.yaml": _yaml({"finetuning_type": "full", "deepspeed": "ds.json"} | a)},
+    "axolotl": lambda a: {
+        "r.yaml": _yaml({"base_model": "m", "deepspeed": "ds.json"} | a).replace(
+            "per_device_train_batch", "micro_batch"
+        )
+    },
+    "ms-swift": lambda a: {"r.yaml": _yaml({"tuner_type": "full", "deepspeed": "ds.json"} | a)},
+}
+DEFAULTS_ARE_KNOWN = ("script", "names", "dictionary", "argparse", "command", "accelerate", "LLaMA-Factory")
+
+
+def _told(folder: Path, files: dict[str, str], config: dict) -> list[str]:
+    folder.mkdir()
+    files = files | {"ds.json": json.dumps(config)}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    answers = diagnose(tuple(str(folder / name) for name in files))
+    told = [each["sentence"] for row in answers for each in row.get("findings", ()) if "Trainer refuses" in str(each)]
+    assert all(row["fine"] for row in answers) == (not told)
+    return told
+
+
+@pytest.mark.parametrize("by", ASKING)
+def test_what_a_run_asks_for_is_compared_with_its_config_as_the_trainer_does(by, tmp_path):
+    """By each kind of file, one argument at a time, and none where the config says auto."""
+    assert _told(tmp_path / "right", ASKING[by](RIGHT), CONFIG) == []
+    for name, value in OTHER.items():
+        if by == "argparse" and value is False:  # of what is on or off the command decides
+            continue
+        (told, *more) = _told(tmp_path / name, ASKING[by](RIGHT | {name: value}), CONFIG)
+        assert f"{name} " in told
+        of_rows = name in ("per_device_train_batch_size", "gradient_accumulation_steps")  # train_batch_size as well
+        assert len(more) <= of_rows
+        if by in DEFAULTS_ARE_KNOWN:
+            unsaid = {key: each for key, each in RIGHT.items() if key != name}
+            told = " ".join(_told(tmp_path / f"without {name}", ASKING[by](unsaid), CONFIG))
+            assert re.search(rf"{name} .*by default", told)
+    open_config = json.loads(re.sub(r"(?<=: )(?:[\d.e-]+|true|\[[^]]*\])(?=[,}])", '"auto"', json.dumps(CONFIG)))
+    assert _told(tmp_path / "auto", ASKING[by](OTHER), open_config | {"zero_optimization": {"stage": 2}}) == []
+
+
+def test_transformers_refuses_the_same(monkeypatch):
+    """Its own comparison, of each argument with another value than the config's."""
+    monkeypatch.setattr("transformers.integrations.deepspeed.dep_version_check", lambda _: None)
+    for name, value in ({"": None} | OTHER).items():
+        written = TrainingArguments("o", report_to="none", use_cpu=True, **(RIGHT | ({name: value} if name else {})))
+        config = HfTrainerDeepSpeedConfig(json.loads(json.dumps(CONFIG | {"train_batch_size": "auto"})))
+        config.trainer_config_process(written)
+        with contextlib.suppress(ValueError):
+            config.trainer_config_finalize(written, None, 1000)
+        content = CONFIG | {"train_batch_size": "auto"}
+        asked = Asked(RIGHT | ({name: value} if name else {}), has_defaults=True)
+        assert len(config.mismatches) == len([*refused(asked, content)]) == bool(name)
+
+
+UNKNOWN = {
+    "a call": "TrainingArguments(deepspeed='ds.json', learning_rate=rate(), **more)\n",
+    "a loop of one's own": "engine, *_ = deepspeed.initialize(model=model, config='ds.json', learning_rate=1)\n",
+    "a name with two values": "for lr in (1, 2):\n    SFTConfig(deepspeed='ds.json', learning_rate=lr)\n",
+    "set later": "a = SFTConfig(deepspeed='ds.json', learning_rate=1)\na.learning_rate = 1e-5\n",
+    "TRL's defaults": "SFTConfig(deepspeed='ds.json')\n",
 }
 
 
-@pytest.mark.parametrize("argument", REFUSED)
-def test_arguments_that_the_trainer_refuses_beside_its_config_are_told(argument, tmp_path, capsys):
-    script, config = tmp_path / "train.py", tmp_path / "ds.json"
-    words = [str(script), str(config)]
-    script.write_text(f"Trainer(model, TrainingArguments('out', deepspeed='conf/ds.json', {argument})).train()\n")
-    for written, is_refused in ((REFUSED[argument], True), ('"bf16": {"enabled": "auto"}', False)):
-        config.write_text(f'{{"zero_optimization": {{"stage": 2}}, {written}}}')
-        for printed in (_of_stack(words, capsys), _of_diagnose(words, capsys)):
-            assert ("[arguments_contradicted]" in printed) == is_refused
-            assert "[config-mismatch]" not in printed, "it is told once"
+@pytest.mark.parametrize("script", UNKNOWN)
+def test_what_is_not_known_contradicts_nothing(script, tmp_path):
+    assert _told(tmp_path / "job", {"train.py": UNKNOWN[script]}, CONFIG) == []
+
+
+def test_a_default_that_a_command_may_replace_is_not_surely_refused(tmp_path):
+    files = {"train.py": _parsed(RIGHT | {"learning_rate": 2e-5})}
+    (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "train.py").write_text(files["train.py"])
+    told = [*contradictions(texts_of([tmp_path / "ds.json", tmp_path / "train.py"]))]
+    assert [(each.id, each.is_surely_wrong) for each in told] == [("arguments_may_contradict", False)] * len(told) != []
+    command = "torchrun train.py --my_learning_rate 1e-5"
+    assert [*contradictions(texts_of([tmp_path / "ds.json", tmp_path / "train.py", command]))] == []
+
+
+def test_the_yamls_precision_is_that_of_the_trainer(tmp_path):
+    """As transformers 5.23.0 with accelerate 1.15.0: it refuses mixed_precision bf16 where no argument says it."""
+    yaml = YAML["DeepSpeed"] + "mixed_precision: bf16\n"
+    for argument, is_refused in (("", True), ("bf16=True", False), ("fp16=True", False)):
+        words = job(tmp_path, TRAINER.format(argument), yaml)
+        assert ["bf16" in each.sentence for each in contradictions(texts_of(words))] == [True] * is_refused
+
+
+PLACED = "def main():\n    args = TrainingArguments('o', deepspeed='ds.json')\n"
+PLACED += "    model = X.from_pretrained('m', device_map={})\n"
+LOADED = "model = X.from_pretrained('m', device_map={})\nargs = TrainingArguments('o', deepspeed='ds.json')\n"
+CLIPPED = OWN.format("") + "accelerator.{}clip_grad_norm_(model.parameters(), {})\n"
+CONTRADICTING = [
+    (PLACED.format("'auto'"), ZERO, "device_map_refused"),
+    (PLACED.format("{'': 0}"), ZERO, "device_map_refused"),
+    (PLACED.format("None"), ZERO, None),
+    (PLACED.format("'auto'"), ZERO.replace("3", "2"), "device_map_spreads"),
+    (LOADED.format("'auto'"), ZERO, "device_map_spreads"),
+    (LOADED.format("{'': 0}"), ZERO, None),
+    (PLACED.replace("def main():", "def load():\n    pass\ndef main():").format("maps[0]"), ZERO, None),
+    (CLIPPED.format("", 0.5), YAML["DeepSpeed"], "clipping_of_config"),
+    (CLIPPED.format("", "max_norm=0.5"), YAML["DeepSpeed"] + "  gradient_clipping: 2.0\n", "clipping_of_config"),
+    (CLIPPED.format("", 0.5), YAML["DeepSpeed"] + "  gradient_clipping: 0.5\n", None),
+    (CLIPPED.format("", 1.0), YAML["DeepSpeed"], None),
+    (CLIPPED.format("", "limit"), YAML["DeepSpeed"], None),
+    (CLIPPED.format("", 0.5), YAML["FSDP"], None),
+    (CLIPPED.format("utils.", 0.5), YAML["DeepSpeed"], None),
+]
+
+
+@pytest.mark.parametrize(("script", "config", "said"), CONTRADICTING)
+def test_a_line_that_ends_the_training_or_does_nothing_beside_its_config_is_told_beforehand(
+    script, config, said, tmp_path
+):
+    config_file = tmp_path / ("ds.json" if config.startswith("{") else "acc.yaml")
+    config_file.write_text(config)
+    (tmp_path / "train.py").write_text(script)
+    told = [*contradictions(texts_of([tmp_path / "train.py", config_file]))]
+    assert [each.id for each in told] == [said] * bool(said)
+    assert not said or "train.py:" in told[0].sentence
 
 
 def _of_stack(words, capsys) -> str:

@@ -116,6 +116,25 @@ def test_each_kind_of_message_has_its_cause(case):
     assert case.get("says", "") in str(causes)
 
 
+CUTS = [(case["cause"], case["frames"][at : at + 1]) for case in MESSAGES["cut"] for at in range(len(case["frames"]))]
+CUTS += [(case["cause"], case["frames"]) for case in MESSAGES["cut"]]
+
+
+@pytest.mark.parametrize("has_code", [True, False])
+@pytest.mark.parametrize(("cause", "frames"), CUTS, ids=lambda each: each if isinstance(each, str) else each[-1][1])
+def test_where_no_activation_is_alive_none_is_named(cause, frames, has_code):
+    """Of a traceback that is cut below any of its frames, as pasted ones often are, and one without its sources."""
+    lines = [
+        f'  File "{path}", line 3, in {function}\n' + f"    {code}\n" * has_code for path, function, code in frames
+    ]
+    text = (
+        "Traceback (most recent call last):\n" + "".join(lines) + new("12.55 GiB", "12.00 GiB", "64.02 GiB", "1.00 GiB")
+    )
+    given = Described(arm="zero2", ranks=8, micro_batch=4, sequence=4096)
+    causes, known = explained(read(text), reading.find(text), Wanted(model="llama3-8b"), given)
+    assert (causes[0].id, causes[0].is_likely, known.inferred) == (cause, True, "")
+
+
 @pytest.mark.parametrize(("asked", "arm", "ranks", "cause", "what"), MESSAGES["sizes"])
 def test_sizes_are_matched_with_the_tensors_of_a_training(asked, arm, ranks, cause, what):
     described = Described(arm=arm, ranks=ranks, micro_batch=4, sequence=4096)
@@ -1718,7 +1737,7 @@ OF_OPTIMIZER = {"shard the states", "offload them", "train on more ranks", "`for
         ("", "--arm fsdp2_cpu", {"shard the states", "offload them"}),
         ("ZeRO stage 2\nDeepSpeed Basic Optimizer = FusedAdam", "", {"shard the states", "`foreach=False`"}),
         ("optim: adamw_torch_fused, zero_stage: 3", "", {"shard the states", "`foreach=False`"}),
-        ("optim: adamw_bnb_8bit", "--arm zero1", {"shard the states", "8 bits"}),
+        ("optim: adamw_bnb_8bit", "--arm zero1", {"shard the states", "`foreach=False`", "8 bits"}),
         ("offload_optimizer_device: cpu, zero_stage: 2", "", {"shard the states", "offload them"}),
     ],
 )
@@ -2058,6 +2077,56 @@ def test_where_much_is_unused_the_setting_comes_first_whatever_else_is_given(mor
     (tmp_path / "train.log").write_text(text.replace("79.25 GiB", "39.39 GiB"))
     said = said_of(tmp_path / "train.log", f"--model llama3-8b --arm zero2 --ranks 8 {more}", monkeypatch, capsys)
     assert "What to do: first set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which costs nothing" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "allocated", "total", "sequence", "says"),
+    [
+        ("1.50 GiB", "27.10 GiB", "39.39 GiB", 2048, "28.6 GiB; what was given makes 33.8 GiB at its peak, predicted."),
+        ("1.50 GiB", "27.10 GiB", "39.39 GiB", 8192, "It failed before that, or micro-batch, sequence, recomputing or"),
+        ("1.50 GiB", "72.50 GiB", "79.25 GiB", 2048, "74 GiB; what was given makes at most 41.4 GiB then, predicted."),
+        ("1.50 GiB", "37.00 GiB", "39.39 GiB", 8192, ""),  # the GPU is full, as predicted
+        ("1.50 GiB", "27.10 GiB", "79.25 GiB", 2048, ""),  # it fits: pieces or others take the rest
+    ],
+)
+def test_a_log_with_more_or_less_than_is_predicted_is_told_so(asked, allocated, total, sequence, says):
+    text = FULL.format(asked=asked, allocated=allocated, total=total)
+    given = Described(arm="zero2", ranks=8, micro_batch=1, sequence=sequence)
+    causes, known = explained(read(text), reading.find(text), Wanted(model="llama3-8b"), given)
+    differs = fitting.predicted(reading.find(text), known, fitting.named(causes)).differs
+    assert (says in differs) if says else differs == ""
+
+
+def test_an_inference_engine_beside_a_training_is_no_part_of_its_numbers():
+    engine = "is allocated by PyTorch, with 40.10 GiB allocated in private pools (e.g., CUDA Graphs)"
+    frame = '  File "trl/trainer/grpo_trainer.py", line 3, in per_token\n    logits = model(**inputs).logits\n'
+    text = frame + FULL.format(asked="4.64 GiB", allocated="75.40 GiB", total="79.11 GiB")
+    text = text.replace("is allocated by PyTorch", engine)
+    given = Described(arm="zero3", ranks=8, micro_batch=8, sequence=2048)
+    causes, known = explained(read(text), reading.find(text), Wanted(model="qwen2.5-7b"), given)
+    assert known.inferred == "activations recomputed (as the log's 35.3 GiB say)"
+    words = fitting.predicted(reading.find(text), known, fitting.named(causes)).words
+    assert "this GPU has 39.01 GiB (41.9 GB) beside an engine's 40.1 GiB, less 3.81 GiB" in words
+
+
+@pytest.mark.parametrize(
+    ("frame", "flags", "unsaid"),
+    [
+        ("torch/optim/optimizer.py", "--optimizer adamw_8bit", "8 bits"),
+        ("torch/optim/optimizer.py", "--optimizer adamw_8bit", "fused"),
+        ("torch/optim/optimizer.py", "--optimizer adamw", "fused"),
+        ("bitsandbytes/functional.py", "--lora-rank 16 --quantized nf4", "quantize them"),
+    ],
+)
+def test_what_a_flag_says_is_in_use_is_no_remedy(frame, flags, unsaid, tmp_path, monkeypatch, capsys):
+    text = f'Traceback (most recent call last):\n  File "{frame}", line 3, in make\n{new("112.00 MiB")}'
+    (tmp_path / "train.log").write_text(text)
+    given = "--model llama3-8b --arm single --ranks 1 --micro-batch 1 --sequence 2048"
+    does = [
+        said_of(tmp_path / "train.log", f"{given} {more}", monkeypatch, capsys).partition("Taken as")[0]
+        for more in (flags, flags.partition(" --q")[0] if "--q" in flags else "")
+    ]
+    assert [unsaid in said for said in does] == [False, True]
 
 
 MAKES_ONE = {

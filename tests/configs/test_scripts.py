@@ -347,6 +347,9 @@ trainer = Trainer(devices=8, strategy={}, precision="bf16-mixed", accumulate_gra
         ('"deepspeed_stage_2"', 2, "none"),
         ('"deepspeed_stage_3_offload"', 3, "cpu"),
         ("DeepSpeedStrategy(stage=2)", 2, "none"),
+        ("DeepSpeedStrategy(stage=3, offload_optimizer=True)", 3, "cpu"),
+        ("FSDPStrategy()", "FSDP1", "none"),
+        ("FSDPStrategy(cpu_offload=True)", "FSDP1", "cpu"),
     ],
 )
 def test_lightning_says_its_stage_and_passes(strategy, stage, offload, tmp_path):
@@ -455,7 +458,9 @@ def test_diagnose_names_the_faults_with_a_symptom_that_stack_names_of_the_same_f
     Path("requirements.txt").write_text(RELEASES.replace("4.49.0", "4.48.3"))
     Path("ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 4}')
     for model in ("Qwen/Qwen2.5-14B", "mine/of-my-own"):
-        Path("train.py").write_text(CAUSAL.format(model=model))
+        Path("train.py").write_text(
+            CAUSAL.format(model=model).replace('.json"', '.json", gradient_accumulation_steps=4')
+        )
         words = ("requirements.txt", "train.py", "ds.json")
         told = diagnose(words, symptom=symptom)[0]
         named = {row["id"]: row["answer"] for row in stack(words, flags=Flags(), symptom=symptom)["faults"]}

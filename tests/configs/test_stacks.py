@@ -184,3 +184,14 @@ def test_a_config_that_is_given_is_not_said_to_be_known_by_its_name_alone(tmp_pa
     for config, is_told in ((None, True), (tmp_path / "z3.json", False)):
         _, notes = described((str(tmp_path / "train.py"),), Flags(), config)
         assert ("by its name alone" in " ".join(notes)) == is_told
+
+
+@pytest.mark.parametrize("script", ["gradient_accumulation_steps=8", ""])
+def test_a_release_older_than_all_tested_is_told_what_the_oldest_has_and_the_script_meets(script, tmp_path, capsys):
+    """Of the Trainer with accumulation: that its micro-batches count alike, whatever their labels."""
+    (tmp_path / "train.py").write_text(
+        f"from transformers import Trainer, TrainingArguments\nargs = TrainingArguments('o', {script})\n"
+        "Trainer(model, args).train()\n"
+    )
+    stack(("transformers==4.44.0", "deepspeed==0.15.4", str(tmp_path / "train.py")), flags=Flags(stage=2))
+    assert ("[passes-with-few-labels-count-as-much]" in capsys.readouterr().out) == bool(script)

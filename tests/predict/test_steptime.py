@@ -1,6 +1,7 @@
 """The time of a step: by hand, by physical limits, and by its constants and their fit."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,11 @@ from study.predict.architecture import named
 from study.predict.engines import engine_of
 from study.predict.pace import Pace, constants, pace, peak_flops_per_s
 from study.predict.placement import Fsdp
-from study.predict.prediction import estimate, step_time
+from study.predict.prediction import Prediction, estimate, step_time
 from study.predict.step_time import PHASES, Hardware, Links, kind_of_interval, update_bytes, work
 from study.predict.trace.tape import Product
 from study.predict.training import QUANTIZED_BYTES, Training
+from study.report import estimates
 from tests.predict.trainings import placed, training_of
 
 A100 = Hardware(gpu=GPUS["A100-80GB"])
@@ -242,3 +244,27 @@ def test_bytes_of_an_update():
 def test_rows_that_pad_the_parts_of_fsdp2_are_sent():
     """A matrix of 1,024 rows is gathered as one of 8,192 on as many ranks."""
     assert estimate(training("fsdp2", ranks=8192)).traffic["all_gather"] > 20 * MEDIUM.parameters
+
+
+GATHERED = {"all_gather": 1.0, "reduce_scatter": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("arm", "ranks", "placement", "between"),
+    [
+        ("zero3", 16, {}, {}),
+        ("zero3_hpz", 16, {"second_partition": 8}, GATHERED),  # the backward pass has the node's copy
+        ("zero3_hpz", 8, {}, {}),
+        ("hsdp", 16, {"group": 8}, {"all_reduce": 1 / 8}),  # of a rank's part of the gradients
+        ("hsdp", 8, {"group": 4}, {}),
+    ],
+)
+def test_what_goes_between_nodes_by_hand(arm, ranks, placement, between):
+    """In shares of all weights. Of ranks that are all alike, or in one node, nothing is told apart."""
+    prediction = Prediction.of(placed(training(arm, named("gpt2-xl"), ranks=ranks), **placement))
+    sent, inside = Counter(prediction.memory.traffic), prediction.inside_nodes(H100)
+    rest = (sent - Counter(inside)) if inside else {}
+    shares = {kind: size / (2 * named("gpt2-xl").parameters) for kind, size in rest.items()}
+    assert shares == pytest.approx(between, rel=0.02)
+    said = estimates.collectives(sent, inside)
+    assert ("between nodes" in said, "inside nodes" in said) == (bool(between), bool(between))

@@ -133,6 +133,7 @@ PLAIN = """
     import copy
     import os
     import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     from torch.utils.data import DataLoader, IterableDataset
     local_rank = int(os.environ["LOCAL_RANK"])
     torch.distributed.init_process_group("nccl")
@@ -144,13 +145,15 @@ PLAIN = """
     model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 2))
     model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model).to(local_rank)
     average = copy.deepcopy(model)
-    parallel = torch.nn.parallel.DistributedDataParallel(model, device_ids=[local_rank])
+    device = torch.device(local_rank)
+    parallel = torch.nn.parallel.DistributedDataParallel(model, [local_rank])
+    parallel.register_comm_hook(None, default_hooks.bf16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cuda")
     losses = torch.zeros(1, device=local_rank)
     for x, y in DataLoader(Stream(), batch_size=4):
         with torch.autocast("cuda", dtype=torch.float16):
-            loss = torch.nn.functional.cross_entropy(parallel(x.to(local_rank)), y.to(local_rank))
+            loss = -torch.distributions.Categorical(logits=parallel(x.to(device))).log_prob(y.to(device)).mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -164,7 +167,8 @@ PLAIN = """
 
 
 def test_a_loop_of_pytorch_alone_is_seen_as_it_is(tmp_path):
-    """A stream without a length, a device by its number, a GradScaler, averaged weights, an evaluation in between."""
+    """A stream without a length, a device by its number, DDP's hook, a distribution that looks at its logits,
+    a GradScaler, averaged weights, an evaluation in between."""
     script, folder = tmp_path / "plain.py", tmp_path / "run"
     script.write_text(textwrap.dedent(PLAIN))
     folder.mkdir()
@@ -177,6 +181,51 @@ def test_a_loop_of_pytorch_alone_is_seen_as_it_is(tmp_path):
     statistics = 2 * 64 * 4 + 8
     assert held["other_models"] == (8 * 64 + 64 + 2 * 64 + 64 * 2 + 2) * 4 + statistics, "the averaged weights"
     assert {each.id for each in about(folder).findings if not each.costs} == set()
+
+
+LOOKS_AHEAD = """
+    graphs = [torch.randn(5 + i % 6, 8) for i in range(40)]
+    loader = DataLoader(graphs, batch_size=4, collate_fn=torch.cat)  # whose nodes follow each other
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    for x in loader:
+        for ahead in (True, False):
+            accelerator.backward(model(x).square().mean())
+            if ahead:
+                with torch.no_grad():
+                    for each in model.parameters():
+                        each.add_(each.grad, alpha=0.05)
+            else:
+                optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_graphs_in_one_tensor_and_a_step_that_looks_ahead_are_no_mistakes(written):
+    """The nodes of a batch are more than the data set's rows. Both passes of a step, as SAM's, read one batch."""
+    answer = rehearsed(written(LOOKS_AHEAD), ranks=4)
+    assert (answer["fine"], [each["id"] for each in answer["findings"]]) == (True, ["cleared_on_purpose"])
+
+
+DIVIDED_TWICE = """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("data", "tensor"))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    model = parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+def test_weights_are_divided_by_tensor_and_by_data_ranks(written):
+    in_quarters = 8 * 64 + 64 + 64 * 8
+    assert rehearsed(written(DIVIDED_TWICE), ranks=4)["parts"]["weights"] == (in_quarters / 4 + 8 / 2) * 4
 
 
 WIDE = """
@@ -772,15 +821,15 @@ def test_releases_their_defaults_and_what_a_count_lacks_are_said():
     assert "were lengthened from" in words
 
 
-def test_a_module_or_a_program_is_a_script(tmp_path, monkeypatch):
+def test_a_module_or_a_program_is_a_script(tmp_path):
     package = tmp_path / "own"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "sizes.py").write_text("CLASSES = 2\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     head, loop = (textwrap.dedent(part).replace("Linear(8, 2)", "Linear(8, CLASSES)") for part in (HEAD, LOOP))
     (package / "train.py").write_text("from .sizes import CLASSES\n" + head + loop)
-    assert rehearsed("own.train")["observed"]["ranks"] == 2
+    done = study("virtual", "torchrun", "--nproc-per-node=2", "-m", "own.train", folder=tmp_path)
+    assert done.stdout.startswith("Rank 0 of 2, run alone"), done.stdout + done.stderr
     with pytest.raises(Stop, match="is no program in Python"):
         found("bash")
     with pytest.raises(Stop, match="give the launch command in it"):

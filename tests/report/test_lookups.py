@@ -11,6 +11,7 @@ from packaging.version import Version
 from study.cli.estimate import PassFlags, training_of
 from study.cli.stack import row_of
 from study.core.arms import NAMES, ROOT
+from study.core.text import size
 from study.known.faults import Release, table
 from study.known.which_apply import WAYS, Answer, Flags, which_apply
 from study.predict.front import HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
@@ -176,7 +177,17 @@ def test_drawn_cells_of_the_calculator_are_those_of_study_estimate():
             if host_bytes := found[0].host_bytes:
                 assert {each.host_bytes for each in found} == {host_bytes}, "whatever the micro-batch"
                 expected += [min(int(cell[2]), 8) * (host_bytes + HOST_PROCESS_BYTES), found[0].swapped_bytes]
-            assert line == [round(each / 1e6) for each in expected], cell
+            assert line == [calculator.megabytes(each) for each in expected], cell
+
+
+def test_the_page_prints_the_digits_of_study_estimate():
+    """calculator.js rounds MB, which are rounded already: from 100 MB on to the same three digits."""
+    draw = random.Random(19)
+    sizes = [6_204_600_000, 6_205_000_000, 999_600_000, *(int(10 ** draw.uniform(8, 12)) for _ in range(5000))]
+    for size_bytes in sizes:
+        number, unit = size(size_bytes).split()
+        on_page = float(f"{calculator.megabytes(size_bytes) / 1e3 * (1 + 1e-12):.3g}")
+        assert on_page == pytest.approx(float(number) * {"MB": 1e-3, "GB": 1, "TB": 1e3}[unit], rel=1e-9), size_bytes
 
 
 def test_any_gradient_accumulation_takes_what_eight_micro_batches_take():

@@ -51,6 +51,15 @@ def test_an_hour_on_eight_h100_decides_at_least_eight_claims(capsys):
     assert max(ends) <= 55
 
 
+def test_a_cell_that_just_fills_its_card_is_tight_in_the_table_and_in_the_count(capsys):
+    rows = planned("eight", gpu="H100")
+    tight = [row for row in rows if "tight" in (row["nvidia-smi"] or "")]
+    assert [(row["part"], row["tensors"], row["nvidia-smi"]) for row in tight] == [
+        ("neox-20b-in-bf16", "61.7 GB", "85.5 GB (tight)")
+    ]
+    assert "42 of 43 cells end without a limit of minutes, 1 of them tight, predicted" in capsys.readouterr().out
+
+
 def test_a_shorter_hour_has_the_first_cells_and_decides_less(capsys):
     planned = plan.plan(cells(), H100, 8)
     inside = [each for each in planned if not each.left and each.ends_s <= 10 * 60]

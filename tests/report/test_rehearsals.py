@@ -76,12 +76,21 @@ def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():
 
 @pytest.mark.parametrize(
     ("driver", "ends"),
-    [(None, "needs more than 80 GiB: it does not fit."), (60 * 2**30, "would show 60.0 of 80 GiB: ")],
+    [
+        (
+            84 * 2**30,
+            "more than 80 GiB: it does not fit. PyTorch would reserve 82.0 GiB, and the CUDA context and NCCL take 2.0",
+        ),
+        (78 * 2**30, "would show 78.0 of 80 GiB: it does not fit, as its tensors leave less than the 5.8 GiB kept for"),
+        (60 * 2**30, "would show 60.0 of 80 GiB: it fits, with 5.8 GiB kept for"),
+    ],
 )
 def test_a_verdict_about_a_gpu_has_the_peak_in_its_unit_too(driver, ends):
-    device = OnGpu(peak=71 * 10**9, training=71 * 10**9, reserved=0, driver=driver, host=0)
+    device = OnGpu(peak=71 * 10**9, training=71 * 10**9, reserved=driver - 2 * 2**30, driver=driver, host=0)
     request = Request("train.py", [], 4, 4, 2, gpu="H100-80GB")
-    of = SimpleNamespace(request=request, device=device, peak=Peak("step 2", {}), fits="no" if not driver else "yes")
+    of = SimpleNamespace(
+        request=request, device=device, peak=Peak("step 2", {}), fits="no" if driver > 70 * 2**30 else "yes"
+    )
     said = rehearsals.verdict(of)
     assert "peaks at 71 GB (66.1 GiB) in step 2" in said
     assert ends in said

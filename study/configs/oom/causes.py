@@ -30,7 +30,6 @@ FIRST = 10  # more than a clue and a size together
 MANY_TIMES = 10  # so much more is unused than was asked for: nothing else says as much
 UNUSED_SHARE = 0.1  # of the GPU: PyTorch holds no more without use (allocator.FRAGMENTATION is what is usual)
 FAR_BELOW = 0.7  # of the GPU: what is allocated and what is asked for together would fit without pieces
-PRIVATE_SHARE = 0.5  # of what is allocated: a training's own CUDA graphs take less beside its states
 EMPTY = 0.05  # of the GPU: no model is there
 MOMENTS = re.compile(r"""\[["']exp_avg(?:_sq)?["']\] ?=""")
 # The last frame is autograd's own: no layer has begun its backward pass, or is computed again.
@@ -40,6 +39,15 @@ CARETS = re.compile(r"(?:\[\w+\]:)?\s*([~^]+)\s*")  # as Python 3.11 and later p
 LONGEST_MARKED = 60  # characters
 RECOMPUTING = re.compile(r"\bcheckpoint\.py\b")
 BEFORE_UPDATES = re.compile("initialize_optimizer_states|_setup_for_real_optimizer")
+# Causes that fill memory between the steps of a training, which may fit.
+BETWEEN_STEPS = {
+    "oom-evaluation": "evaluation",
+    "oom-saving": "saving",
+    "oom-loading": "loading",
+    "oom-generation": "generation",
+}
+# Those, and others, that a traceback names where no activation is held.
+OUTSIDE_PASSES = {*BETWEEN_STEPS, "oom-optimizer", "oom-weights", "oom-frozen-weight"}
 WIDTHS = (4, 2)  # bytes that an element of a tensor has, where its row does not say it
 
 
@@ -125,10 +133,11 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
     if error.where != "GPU":  # nothing else counts
         return [Reason(error.where, PROOF, "the message says so")]
     reasons = [*clues(error), *_numbers(error)]
-    most_points = _most_of_size(sizes)
+    is_of_step = BETWEEN_STEPS.keys().isdisjoint(reason.cause for reason in reasons)
+    most_points = _most_of_size(sizes) if is_of_step else LIKELY - 1  # what is loaded or saved has the size of states
     reasons += [Reason(cause, min(rows()[cause]["points"], most_points), SIZE_FITS) for cause in sizes]
-    # A rank holds only parts of weights, so a whole one has been gathered: this comes before `weights`.
-    if shards_weights and not {"oom-weights", "oom-frozen-weight"}.isdisjoint(sizes):
+    # A rank holds only parts of weights, so a whole one has been gathered in a step: this comes before `weights`.
+    if shards_weights and is_of_step and not {"oom-weights", "oom-frozen-weight"}.isdisjoint(sizes):
         reasons.append(
             Reason("oom-gather", min(most_points, LIKELY), "the size is that of a weight, of which a rank holds a part")
         )
@@ -169,12 +178,17 @@ def _marked(clue: re.Match[str], context: str) -> str:
     marks, *_ = context.rpartition(f"{line}\n")[2].split("\n", 1)  # which frames are without
     if marked := CARETS.fullmatch(marks):
         return f"`{shorten(line[slice(*marked.span(1))], LONGEST_MARKED, placeholder=' ...')}`"
-    return clue[clue.re.groups].strip(" (=")
+    return " ".join(clue[clue.re.groups].replace('"', "").split()).strip(" (=")
 
 
 def backward_begins(error: OomError) -> bool:
     """Whether the traceback ends where the backward pass begins, and no layer is computed again."""
     return bool(BACKWARD_BEGINS.search(error.frames[-1])) and not RECOMPUTING.search("".join(error.frames))
+
+
+def in_a_pass(error: OomError) -> bool:
+    """Whether the traceback names nothing that is done while no activations are held."""
+    return OUTSIDE_PASSES.isdisjoint(clue.cause for clue in clues(error))
 
 
 def in_a_layers_forward(error: OomError) -> bool:
@@ -192,8 +206,8 @@ def _numbers(error: OomError) -> Iterator[Reason]:
     """Yield what the sizes in the message show by themselves."""
     if "CUDA error: out of memory" in error.line:
         yield Reason("oom-other-process", HINT, "the driver says it, and not PyTorch's allocator")
-    if error.allocated and error.private and error.private >= PRIVATE_SHARE * error.allocated:
-        private, allocated = (binary_size(each, 4) for each in (error.private, error.allocated))
+    if engine := error.beside_engine.engine:
+        private, allocated = (binary_size(each, 4) for each in (engine, error.allocated or 0))
         yield Reason("oom-private-pool", PROOF, f"{private} of {allocated} allocated are in private pools")
     if error.asked.high and error.total is not None:
         yield from _too_large(error, error.total)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Literal, Self
 
-from study.configs.oom.causes import UNUSED_SHARE, WIDTHS, clues
+from study.configs.oom.causes import UNUSED_SHARE, WIDTHS, in_a_pass
 from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import CACHE, IN_FP32, IN_ONE_PIECE, NOT_RECOMPUTED
@@ -108,7 +108,7 @@ def _made_besides(training: KnownTraining) -> tuple[str, str]:
 def _near(error: OomError, training: KnownTraining, model: Transformer, excess_bytes: int) -> list[str]:
     """Return what would take about as many bytes as a rank had beside what is predicted, and no text rules out."""
     ruled_out = {*training.settings.get("ruled_out", ()), *([NOT_RECOMPUTED] if training.inferred else ())}
-    is_in_pass = "oom-optimizer" not in {clue.cause for clue in clues(error)}  # else no activation is there
+    is_in_pass = in_a_pass(error)
     if not is_in_pass:
         ruled_out |= {NOT_RECOMPUTED, CACHE}
     takers = [each for each in _takers(training, model) if each[0] not in ruled_out]

@@ -173,7 +173,8 @@ def _of_tokens(training: KnownTraining) -> Iterator[Allocation]:
     for width in (training.intermediate, training.hidden):
         yield Allocation("oom-activations", tokens * width, f"{tokens:,} tokens x {width:,}")
     for heads in (training.side("num_attention_heads", "n_head"), 1):  # a mask has no heads
-        factors = f"{training.rows} sequences x {heads} heads x {training.sequence:,} x {training.sequence:,} tokens"
+        of_heads = f"{number_of(training.rows, 'sequences')} x {number_of(heads, 'heads')}"
+        factors = f"{of_heads} x {training.sequence:,} x {training.sequence:,} tokens"
         yield Allocation("oom-attention", tokens * heads * training.sequence, factors)
 
 
@@ -225,7 +226,7 @@ def _of_shorter_rows(training: KnownTraining, error: OomError) -> Iterator[Alloc
     for element_bytes in widths("oom-padded", error, training):
         longest = round((error.asked.low + error.asked.high) / 2 / vocabulary / element_bytes / rows)
         if sequence / 2 < longest < sequence:
-            words = f"{rows} sequences x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
+            words = f"{number_of(rows, 'sequences')} x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
             yield Allocation("oom-padded", rows * longest * vocabulary, words)
 
 

@@ -5,7 +5,16 @@ from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Literal
 
-from study.configs.oom.causes import FIRST, UNUSED_SHARE, Cause, clues, makes_moments, others_hold_a_part, rows
+from study.configs.oom.causes import (
+    BETWEEN_STEPS,
+    FIRST,
+    UNUSED_SHARE,
+    Cause,
+    clues,
+    makes_moments,
+    others_hold_a_part,
+    rows,
+)
 from study.configs.oom.changes import BESIDE, Change, several_changes, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
 from study.configs.oom.explain import FILLING, ranks_that_share
@@ -28,13 +37,6 @@ from study.predict.front import (
     reserve_bytes,
 )
 
-# Causes that fill memory between the steps of a training, which may fit.
-BETWEEN_STEPS = {
-    "oom-evaluation": "evaluation",
-    "oom-saving": "saving",
-    "oom-loading": "loading",
-    "oom-generation": "generation",
-}
 PASSING = ("oom-gather", "oom-buckets", "oom-embeddings")  # causes that fill memory for a moment of a pass
 ROUNDED = 2**27  # bytes: less is within a digit of what is printed
 FAR = 1.2  # times the GPU
@@ -74,6 +76,7 @@ def named(causes: list[Cause]) -> Cause:
 def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFits:
     """Return what a rank is predicted to need of this GPU, and which changes would fit."""
     model, given = training.model, training.described
+    error = error.beside_engine
     total_bytes = error.total or training.gpu_bytes
     if error.where in OF_HOST and model and {*training.missing} <= {"micro_batch"}:
         return WhatFits(_of_host(training, model))
@@ -89,10 +92,12 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     if cause.id in BETWEEN_STEPS and (fitting := _steps_that_fit(card, training, model)):
         return WhatFits(f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}.")
     gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
-    has = f"this GPU has {gpu}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
+    beside = f" beside an engine's {binary_size(error.engine, 4)}" if error.engine else ""
+    has = f"this GPU has {gpu}{beside}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
     later = _later(error, training, needs_bytes)
     needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
     fit = _fits(card, prediction, kept)
+    differs = "" if later else _less(error, training, card, needs_bytes)
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     excess = Excess.of(error, prediction.most_bytes(made_in) + kept)
     is_of_next_run = given.chunked_loss and "logits" in cause.part_of  # which would not fail so
@@ -104,7 +109,7 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
         if steps_ran(error, training):
             which = f"{RAN} {which if may_fit else UNKNOWN}"
             return WhatFits(f"{needs} {which}", may_fit or None, helps_in_one_piece(error, training))
-        return WhatFits(f"{needs} {which}", may_fit, is_too_large=True)
+        return WhatFits(f"{needs} {which}", may_fit, is_too_large=True, differs=differs if is_of_step else "")
     if is_of_next_run:
         return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
     words = f"{needs} {FITS[fit]}{although_it_fits(error, training, model, excess)}"
@@ -314,6 +319,8 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
         return needs
     recomputing = replace(training.described, checkpointing=True)
     other = binary_size(predicted_memory(training.wanted, recomputing).peak_bytes + kept)
+    if other == binary_size(needs_bytes):
+        return f"{needs}, whether activations are kept or recomputed"
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
 
 
@@ -324,6 +331,21 @@ def _later(error: OomError, training: KnownTraining, needs_bytes: int) -> str:
     if more_bytes < ROUNDED or not is_known or not makes_moments(error):
         return ""
     return f" That is of later steps, which need {binary_size(more_bytes)} more than this first update had."
+
+
+def _less(error: OomError, training: KnownTraining, card: Gpu, needs_bytes: int) -> str:
+    """Return that a log has clearly less in use than what was given makes, and too little to fill the GPU."""
+    had_bytes = (error.allocated or 0) + error.asked.low
+    if training.described.checkpointing is None:
+        recomputing = replace(training.described, checkpointing=True)
+        needs_bytes = min(needs_bytes, predicted_memory(training.wanted, recomputing).peak_bytes)
+    if not error.allocated or (1 + MISSED) * had_bytes > needs_bytes or fits_on(card, had_bytes) != "yes":
+        return ""
+    sum_of = f"{binary_size(error.allocated, 4)} in use and {error.asked.text} asked for"
+    return (
+        f"The log has {sum_of}, {binary_size(had_bytes)}; what was given makes {binary_size(needs_bytes)} at its peak, "
+        "predicted. It failed before that, or micro-batch, sequence, recomputing or arm differ."
+    )
 
 
 def kept_bytes(training: KnownTraining, given: Described) -> int:

@@ -5,7 +5,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ UNITS["bytes"] = 1
 SIZE = r"(\d{1,15}(?:\.\d{1,3})?) ?(bytes|[KMGT]iB|[KMGT]B)\b"
 IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 
+PRIVATE_SHARE = 0.5  # of what is allocated: a training's own CUDA graphs take less beside its states
 CONTEXT_BYTES = 2.5 * 2**30  # more than a CUDA context and NCCL take
 
 # CUDACachingAllocator.cpp asks the driver for 2 MiB, 20 MiB (for 1 to 10 MiB) or multiples of 2 MiB, and says that.
@@ -74,6 +75,7 @@ class OomError:
     private: int | None  # of what is allocated, in pools of CUDA graphs or of an inference engine
     unallocated: int  # reserved by PyTorch and not in use, as far as the message says
     others: tuple[tuple[str, int], ...]  # other processes on this GPU, with what they have
+    engine: int | None = None  # of an inference engine in this process, which the other sizes are without
 
     @property
     def quoted(self) -> str:
@@ -87,6 +89,14 @@ class OomError:
         if self.total is None or self.free is None or self.allocated is None:
             return 0
         return self.total - self.free - self.allocated - self.unallocated
+
+    @property
+    def beside_engine(self) -> "OomError":
+        """The error without what an inference engine in this process holds: most is in private pools then."""
+        if not (self.private and self.allocated and self.private >= PRIVATE_SHARE * self.allocated):
+            return self
+        total = self.total - self.private if self.total else None
+        return replace(self, total=total, allocated=self.allocated - self.private, private=None, engine=self.private)
 
     @property
     def unexplained(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from study.configs.oom.causes import Cause, clues, in_a_layers_forward
+from study.configs.oom.causes import Cause, in_a_layers_forward, in_a_pass
 from study.configs.oom.changes import BESIDE
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import Conflict, typed
@@ -13,8 +13,6 @@ from study.predict.front import Estimate
 
 # Causes that say what stands beside, and not which tensor was asked for.
 ASIDE = ("oom-states", *BESIDE)
-# Causes that a traceback names where no activation is held.
-OUTSIDE_PASSES = {"oom-optimizer", "oom-evaluation", "oom-saving", "oom-loading", "oom-generation"}
 CLEARLY = 1.25  # times: most published peaks were within a tenth of the predicted one (MISS of predict/advise.py)
 
 
@@ -36,10 +34,10 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
 
     What was given counts, and that they say otherwise is told.
     """
+    error = error.beside_engine
     given = training.described
     is_said_enough = training.model is not None and not training.missing and given.sequence
-    is_in_pass = OUTSIDE_PASSES.isdisjoint(clue.cause for clue in clues(error))
-    if not is_said_enough or error.where != "GPU" or not error.allocated or not is_in_pass:
+    if not is_said_enough or error.where != "GPU" or not error.allocated or not in_a_pass(error):
         return training
     try:
         kept = predicted_memory(training.wanted, replace(given, checkpointing=False))

@@ -91,6 +91,7 @@ def with_known(pasted: Pasted, training: KnownTraining) -> Pasted:
     """Return a text that says what else is known of its training, as far as remedies depend on it."""
     arm, version = training.arm, str(training.settings.get("fsdp_version", ""))
     known: dict[str, Any] = {"checkpointing": training.at_work.get("checkpointing") or training.described.checkpointing}
+    known |= {"optimizer": training.described.optimizer, "quantized": training.described.quantized}
     if "_cpu" in arm or "_nvme" in arm:
         known["offload"] = "cpu"
     elif arm:

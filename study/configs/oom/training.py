@@ -141,7 +141,7 @@ class KnownTraining:
     def _of(cls, wanted: Wanted, described: Described, settings: dict[str, Any], from_text: frozenset[str]) -> Self:
         settings = understood(settings | ({"ranks": described.ranks} if described.ranks else {}))
         if described.arm:  # which says it
-            settings["homes"] = None
+            settings["homes"] = settings["assumed"] = None
             settings |= {"arm": described.arm, OFFLOADS[0]: None}
         is_fsdp2 = is_fsdp(settings["arm"]) and str(settings.get("fsdp_version", 2)) == "2"
         if REDUCES_EACH in settings and is_fsdp2 and not settings.get("plain"):

@@ -29,7 +29,8 @@ DIVIDES = re.compile(
 RANKS = re.compile(r"(?i)rank|world_size|replica|process_index")
 PASSES = "gradient_accumulation_steps"
 SAME_DATA = ("same + data/batch/example/examples", "data/batch + duplicate/duplicated")
-SHARDS = re.compile(r"(?:^|\.)(?:fully_shard|FSDP|FullyShardedDataParallel)$")
+SHARDERS = "fully_shard|FSDP|FullyShardedDataParallel"
+SHARDS = re.compile(rf"(?:^|\.)(?:{SHARDERS})$")
 KEEPS_TENSORS = re.compile(r"use_orig_params=True")  # of FSDP1
 OPTIMIZES = re.compile(r"(?:^|\.)(?!lr_scheduler)\w*(?:Adam|SGD|Lion|LAMB|Lamb|Muon|RMSprop|Adagrad|Adafactor)\w*$")
 CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none|deepspeed|Trainer\b|\bclosure\b|functional|swap_tensors")
@@ -94,14 +95,11 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
 
     DDP keeps the parameters, as does FSDP1 with use_orig_params. Accelerate gives an optimizer the new ones.
     """
-    if KEEPS_TENSORS.search(code) or ".prepare(" in code:
+    if KEEPS_TENSORS.search(code) or ".prepare(" in code or not re.search(SHARDERS, code):
         return
-    shards = {
-        each.name
-        for each in ast.walk(tree)
-        if isinstance(each, ast.FunctionDef) and any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))
-    }
-    for scope in (tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))):
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
+    for scope in (tree, *functions):
         inside = {*_inside(scope)}
         branches = [each for each in inside if isinstance(each, ast.If)]
         made: ast.Call | None = None
@@ -120,9 +118,10 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
 
 def _side(branch: ast.If, call: ast.Call) -> str:
     """Return in which side of a branch a call is. Empty: in none."""
-    if any(call is each for part in branch.body for each in ast.walk(part)):
-        return "body"
-    return "else" if any(call is each for part in branch.orelse for each in ast.walk(part)) else ""
+    for side in ("body", "orelse"):
+        if any(call is each for part in getattr(branch, side) for each in ast.walk(part)):
+            return side
+    return ""
 
 
 def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
@@ -164,6 +163,8 @@ def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, a
 
     `Accelerator.backward` divides by gradient_accumulation_steps, also without accumulate() (accelerator.py:2851).
     """
+    if PASSES not in code:
+        return
     for name, made in _assigned(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
         steps = next((ast.unparse(each.value) for each in made.keywords if each.arg == PASSES), "1")
         if steps == "1":

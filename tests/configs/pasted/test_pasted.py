@@ -697,6 +697,7 @@ IN_USE = {
     "sharded_weights": "zero_stage: 3",
     "shards": "StateDictType.SHARDED_STATE_DICT",
     "npu": "os & arch: ascend 910b, aarch64",
+    "quantized": "load_in_4bit=True",
     "rocm": "torch 2.6.0+rocm6.2.4",
     "windows": "Platform: Windows-10-10.0.22631-SP0",
 }

@@ -1,0 +1,269 @@
+"""What a Trainer is asked for by a script, a launch command or a recipe, and where its DeepSpeed config contradicts.
+
+They are compared as transformers compares them (HfTrainerDeepSpeedConfig of 5.23.0, integrations/deepspeed.py:118).
+"""
+
+import ast
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from study.configs import code
+from study.configs.settings import AUTO, HALVES, Setting, descriptions, programs, same, zero_section
+from study.configs.shown import shown
+from study.configs.sources import ACCELERATE, DEEPSPEED, NAMES_ANOTHER, TRAINER, kind_of, plain
+from study.core.arms import config_of_yaml
+from study.core.files import from_json, from_yaml, section_at, value_at
+from study.core.library_defaults import library_defaults
+from study.core.text import comparable, is_number
+from study.known.findings import Finding, finding, texts
+
+TRAINERS = re.compile(r"\w*(?:TrainingArguments|(?:SFT|DPO|GRPO|KTO|ORPO|CPO|Reward|RLOO|PPO)Config)$")
+OWN_DEFAULTS = ("TrainingArguments", "Seq2SeqTrainingArguments")  # TRL's classes have others
+PARSES_ALL = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")  # what stands before it keeps its line
+ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;\"']*)")
+# What stands before it is the launcher's.
+SCRIPT = re.compile(r"(?<!\S)[\"']?([\w./${}-]+\.py|llamafactory-cli train|swift \w+)[\"']?(?=\s|$)")
+FLAG = re.compile(r"(?<!\S)--([\w-]+)(?:(?:=|[ \t]+(?!--?[A-Za-z]))(\"[^\"\n]*\"|'[^'\n]*'|[^\s;|&]+))?")
+CLIPS, LOADS = re.compile("clip_grad_norm_"), re.compile("from_pretrained")
+KNOWS_STAGE = re.compile(r"\w*TrainingArguments|Accelerator|HfDeepSpeedConfig|(?:SFT|DPO|GRPO|KTO)Config")
+SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
+ACCELERATES_CLIPPING = 1.0  # where its yaml has none, or the config auto (accelerator.py:2224 of 1.15.0)
+RANKS = ("num_gpus", "num_processes", "nproc_per_node")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of a Trainer by its names, and where each stands. `auto`: it is not known."""
+
+    values: Mapping[str, Any]
+    places: Mapping[str, str] = field(default_factory=dict)
+    has_defaults: bool = False  # what is not written is the Trainer's default
+    may_be: frozenset[str] = frozenset()  # a command that is not given may say another
+
+    def value(self, name: str) -> Any:
+        """Return an argument as it counts, a number as such."""
+        value = self.values.get(name)
+        if value in (None, "None"):
+            value = library_defaults("trainer")[""].get(name, AUTO) if self.has_defaults else AUTO
+        return comparable(value) if is_number(comparable(value)) else value
+
+    def half(self, name: str) -> Any:
+        """Return whether a precision of 16 bits is on. Of both the Trainer takes one."""
+        on = [self.value(name), self.value(f"{name}_full_eval")]
+        other = {"bf16": "fp16", "fp16": "bf16"}[name]
+        if True in on or (name not in self.values and self.values.get(other) is True):
+            return True in on
+        return AUTO if on[0] == AUTO else False
+
+    def place(self, names: str) -> str:
+        """Return where arguments stand, in words."""
+        for name in names.split(", "):
+            if name in self.places:
+                return f"({self.places[name]})"
+        written = {name for name, value in self.values.items() if value not in (None, "None")}
+        unwritten = {*library_defaults("trainer")[""]} - written
+        return "by default" if unwritten.issuperset(names.split(", ")) else "in the arguments"
+
+
+def refused(asked: Asked, config: Mapping[str, Any], ranks: int | None = None) -> Iterator[Finding]:
+    """Yield what a DeepSpeed config says otherwise than the Trainer's arguments."""
+    for key, name, value in _compared(asked, ranks):
+        written = value_at(dict(config), key)
+        if isinstance(value, list) and isinstance(written, list) and len(value) == len(written):
+            value = [b if a == AUTO else a for a, b in zip(value, written, strict=True)]
+        if written in (None, AUTO) or value == AUTO or (isinstance(value, list) and AUTO in value):
+            continue
+        is_same = bool(written) is value if isinstance(value, bool) else same(written, value)
+        if key == "scheduler.params.warmup_num_steps" and value == 1:  # of no warm-up older releases make 0
+            is_same = comparable(written) in (0, 1)
+        if not is_same:
+            id = "arguments_contradicted" if asked.may_be.isdisjoint(name.split(", ")) else "arguments_may_contradict"
+            values = [shown(Setting(each)) for each in (value, written)]
+            yield finding(id, deepspeed=key, trainer=name, values=values, place=asked.place(name))
+
+
+def _compared(asked: Asked, ranks: int | None) -> Iterator[tuple[str, str, Any]]:
+    """Yield each key of DeepSpeed's that the Trainer compares, its own argument, and what that says."""
+    rows, passes = map(asked.value, ("per_device_train_batch_size", "gradient_accumulation_steps"))
+    if asked.value("auto_find_batch_size") is not True:
+        yield "train_micro_batch_size_per_gpu", "per_device_train_batch_size", rows
+        if ranks and is_number(rows) and is_number(passes):
+            name = f"per_device_train_batch_size x gradient_accumulation_steps x {ranks} ranks"
+            yield "train_batch_size", name, rows * passes * ranks
+    for key, name in texts()["arguments_contradicted"]["pairs"].items():
+        yield key, name, asked.value(name)
+    yield "optimizer.params.betas", "adam_beta1, adam_beta2", [*map(asked.value, ("adam_beta1", "adam_beta2"))]
+    yield "bf16.enabled", "bf16", asked.half("bf16")
+    yield "fp16.enabled", "fp16", asked.half("fp16")
+    steps, most = map(asked.value, ("warmup_steps", "max_steps"))
+    if is_number(steps) and (steps >= 1 or (steps == 0 and not asked.values.get("warmup_ratio"))):  # below 1: a ratio
+        yield "scheduler.params.warmup_num_steps", "warmup_steps", max(1, steps)
+    if is_number(most) and most > 0:
+        yield "scheduler.params.total_num_steps", "max_steps", most
+
+
+def of_recipe(content: Mapping[str, Any]) -> Asked:
+    """Return the arguments in a file with the Trainer's names, or with those of axolotl or another program."""
+    named: dict[str, Any] = {}
+    for key, does in programs().items():
+        named |= does if content.get(key) else {}
+    for each in descriptions().values():
+        if each.trainer:
+            named.update((each.trainer, content[key]) for key in each.keys if key in content)
+    is_whole = "finetuning_type" in content and not content.get("pure_bf16")  # LLaMA-Factory has the Trainer's defaults
+    return Asked(named | dict(content), has_defaults=is_whole)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A launch command, on one line, with what its variables hold."""
+
+    line: str
+    script: str  # its file
+    launcher: Mapping[str, Any]  # flags before it
+    flags: Mapping[str, Any]  # and behind it
+    places: Mapping[str, str]
+
+
+def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what scripts, commands and recipes say otherwise than a DeepSpeed config among texts, by names of files."""
+    contents = {name: content for name, text in given.items() if (content := _content(name, text))}
+    commands = [each for name, text in given.items() for each in _commands(name, text)]
+    launched = _launched(contents, commands)
+    for name, text in given.items():
+        yield from _of_loop(name, text, launched)
+        yield from _placed(name, text, [*launched, *(each for each in contents.values() if kind_of(each) == DEEPSPEED)])
+    ranks = {int(each.launcher[name]) for each in commands for name in RANKS if str(each.launcher.get(name)).isdigit()}
+    ranks |= {each["num_processes"] for each in contents.values() if type(each.get("num_processes")) is int}
+    is_on_one_node = not any({"nnodes", "num_nodes", "num_machines"} & each.launcher.keys() for each in commands)
+    for asked in _asked(given, contents, commands):
+        config = asked.values.get("deepspeed")
+        if isinstance(config, str):
+            config = contents.get(Path(config).name)
+        elif not config and len(launched) == 1:
+            (config,) = launched
+            half = config.get("half")  # the Trainer's own precision goes before that of the yaml
+            if half and not asked.half("bf16") and not asked.half("fp16"):
+                config = config | {half: {"enabled": True}}
+        if isinstance(config, Mapping):
+            yield from refused(asked, config, ranks.pop() if len(ranks) == 1 and is_on_one_node else None)
+
+
+def _of_loop(name: str, text: str, launched: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield where the Accelerator of a script clips at another limit than the launcher's config, which counts."""
+    for call, values in code.calls(text, CLIPS) if len(launched) == 1 and name.endswith(".py") else ():
+        written = launched[0].get("gradient_clipping")
+        asked = values.get("max_norm", code.constant(call.args[1]) if len(call.args) > 1 else AUTO)
+        counts = ACCELERATES_CLIPPING if written in (None, AUTO) else comparable(written)
+        is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in ast.unparse(call.func)
+        if is_of_accelerator and is_number(asked) and is_number(counts) and asked != counts:
+            yield finding("clipping_of_config", counts=counts, asked=asked, place=f"{name}:{call.lineno}")
+
+
+def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Finding]:
+    """Yield the first line that gives from_pretrained a device_map beside DeepSpeed, of which it may know by then."""
+    tree = code.parsed(text) if name.endswith(".py") else None
+    if tree is None or not configs:
+        return
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    known = [call for call, _ in code.calls(text, KNOWS_STAGE)]
+    is_stage_3 = {zero_section(each).get("stage") for each in configs} == {3}
+    for call, _ in code.calls(text, LOADS):
+        value = next((each.value for each in call.keywords if each.arg == "device_map"), None)
+        inside, *others = [
+            [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
+            for node in (call, *(each for each in known if each.lineno < call.lineno))
+        ]
+        is_mapped = isinstance(value, ast.Dict) or (isinstance(value, ast.Constant) and value.value is not None)
+        if value and is_mapped and is_stage_3 and inside in others:
+            yield finding("device_map_refused", value=ast.unparse(value), place=f"{name}:{value.lineno}")
+            return
+        if isinstance(value, ast.Constant) and value.value in SPREADS:
+            yield finding("device_map_spreads", value=ast.unparse(value), place=f"{name}:{value.lineno}")
+            return
+
+
+def _content(name: str, text: str) -> dict[str, Any]:
+    """Return the mapping that a config is; an empty one if it is none."""
+    with contextlib.suppress(ValueError):
+        if name.endswith((".json", ".yaml", ".yml")):
+            content = (from_json if name.endswith(".json") else from_yaml)(text)
+            return plain(content) if isinstance(content, dict) else {}
+    return {}
+
+
+def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dict[str, Any]]:
+    """Return the DeepSpeed configs that Accelerate's launcher takes from its yaml or its flags."""
+    if commands and not any("accelerate" in each.line for each in commands):
+        return []
+    sections = [{"deepspeed_config": each.launcher} for each in commands if "deepspeed_config_file" in each.launcher]
+    sections += [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]
+    launched = []
+    for each in sections:
+        if file := value_at(each, NAMES_ANOTHER[ACCELERATE]):
+            launched += [content for name, content in contents.items() if name == Path(str(file)).name]
+        else:
+            half = HALVES.get(str(each.get("mixed_precision")).lower())
+            launched.append(config_of_yaml(section_at(each, "deepspeed_config")) | ({"half": half} if half else {}))
+    return launched
+
+
+def _commands(name: str, text: str) -> Iterator[Command]:
+    """Yield the commands of a shell script, or the one that was given as words."""
+    if name.endswith((".py", ".json", ".yaml", ".yml")):
+        return
+    bare = COMMENT.sub("", text)
+    one_line = bare.replace("\\\n", " ")
+    assigned = ASSIGNED.findall(one_line)
+    names = [each for each, _ in assigned]
+    variables = {each: " ".join(value.strip("\"'").split()) for each, value in assigned if names.count(each) == 1}
+    for line in re.split(r"\n|;|&&|\|", ASSIGNED.sub("", one_line)):
+        for _ in range(3):  # a variable may hold others
+            line = re.sub(r"\$\{?(\w+)\b\}?", lambda match: variables.get(match[1], match[0]), line)
+        if script := SCRIPT.search(line):
+            places = {}
+            for flag, _ in FLAG.findall(line, script.end()):
+                begin = max(0, bare.find(f"--{flag}"))
+                number = bare.count("\n", 0, begin) + 1
+                places[flag.replace("-", "_")] = f"{name}:{number}" if "\n" in bare.strip() else name
+            yield Command(
+                line, Path(script[1]).name, _flags(line[: script.start()]), _flags(line[script.end() :]), places
+            )
+
+
+def _flags(line: str) -> dict[str, Any]:
+    values = {name.replace("-", "_"): value.strip("\"'") or "true" for name, value in FLAG.findall(line)}
+    return {name: AUTO if "$" in value else plain(value) for name, value in values.items()}
+
+
+def _asked(given: Mapping[str, str], contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Asked]:
+    """Yield what each Trainer is asked for."""
+    for name, text in given.items():
+        if name.endswith(".py"):
+            yield from _of_script(name, text, [each for each in commands if each.script == name])
+    for command in commands:
+        if command.script not in given and "deepspeed" in command.flags:
+            yield Asked(command.flags, command.places)
+    yield from (of_recipe(each) for each in contents.values() if kind_of(each) == TRAINER)
+
+
+def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Asked]:
+    """Yield what a script makes as arguments of a Trainer, and what its commands give it."""
+    if PARSES_ALL.search(text):
+        for command in commands:
+            is_whole = all(each in OWN_DEFAULTS for each in re.findall(rf"\b{TRAINERS.pattern[:-1]}\b", text))
+            asked = code.own_defaults(text) | dict(command.flags)
+            yield Asked(asked, command.places, is_whole and "$" not in FLAG.sub("", command.line))
+        return
+    of_itself = [values for _, values in code.calls(text, TRAINERS)]
+    filled, _ = code.with_defaults(text, commands[0].line if len(commands) == 1 else "")
+    for (call, values), written in zip(code.calls(filled, TRAINERS), of_itself, strict=True):
+        places = {each.arg: f"{name}:{each.value.lineno}" for each in call.keywords if each.arg}
+        is_whole = code.called(call) in OWN_DEFAULTS and "**" not in values
+        may_be = frozenset(() if commands else (each for each in values if written[each] != values[each]))
+        yield Asked(values, places, is_whole, may_be)
