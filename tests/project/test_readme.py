@@ -345,6 +345,8 @@ def test_no_kept_record_of_a_stage_sends_more_or_less_than_the_answer_says():
     assert [[vit], [mixtral]] == padded
     assert len(others) > 50
     assert f"and {min(others):.2f} to {max(others):.2f} times with other models and ranks" in said
+    (autocast,) = sent_over_ddp(records, "fsdp2", precision="bf16")
+    assert f"In Accelerate's bf16 FSDP2 sends less than DDP, {autocast:.2f} times with a small GPT on two ranks" in said
     assert f"a small vision model sends {vit:.2f} times, and a small Mixtral with 4 experts {mixtral:.2f} times" in said
 
 
