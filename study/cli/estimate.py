@@ -153,10 +153,10 @@ def estimate(
         training: The training.
         place: The machine.
         passes: The arm and its micro-batches.
-        buckets: Elements of DeepSpeed's buckets. Default: as the arm's file says.
+        buckets: Elements of DeepSpeed's buckets. Default: the arm's.
         sync_each_batch: FSDP2 reduces gradients in each micro-batch.
         device: cpu: what a rank holds on a machine without a GPU, as `study virtual` measures it there.
-        details: Also show what was assumed of the model and the GPU, and how accurate predictions were.
+        details: Also show assumptions and past accuracy.
     """
     config = passes.arm
     read = read_from(config, training, passes)
