@@ -152,7 +152,9 @@ def list_claims(chosen: Sequence[Found]) -> None:
         if found:
             below = "the condition" if found[0].condition else "we find"
             say(f"what the text says {verdict}: {number_of(len(found), 'claims')}; {below}:")
-            say_wrapped(*[f"  {each.id} “{each.quote}”: {each.in_a_list}" for each in found], indent="      ")
+            named = [f"{each.id} (in part)" if each.not_judged else each.id for each in found]
+            rows = zip(named, found, strict=True)
+            say_wrapped(*[f"  {name} “{each.quote}”: {each.in_a_list}" for name, each in rows], indent="      ")
     if faults := [each for each in chosen if isinstance(each, Fault)]:
         say(f"faults of libraries: {len(faults)}")
         say_wrapped(*[f"  {each.id} {each.outcome}" for each in faults], indent="      ")

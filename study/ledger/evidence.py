@@ -345,13 +345,17 @@ class OfPrediction(Piece):
             value /= self.model_copy(update=self.over)._predicted()
         return value
 
-    def _predicted(self) -> float:
+    @property
+    def training(self) -> Training:
         # Without a name: a GPT-2 of this size, with as many layers and as wide.
         wanted = Wanted(model=self.model, params=self.parameters, layers=self.layers, hidden=self.hidden)
         model = asked_for(wanted, self.sequence)
         batch = Batch(self.micro_batch, self.accumulation, self.sequence, Recomputation(self.checkpointing))
         placement = Placement.of(with_buckets(load_arm(self.arm), self.buckets), self.ranks, "cuda")
-        training = Training(model, RECIPES[self.precision], batch, placement, self.optimizer)
+        return Training(model, RECIPES[self.precision], batch, placement, self.optimizer)
+
+    def _predicted(self) -> float:
+        training = self.training
         if self.quantity == "tokens_per_s":
             tokens = self.ranks * self.micro_batch * self.accumulation * self.sequence
             return tokens / step_time(training, Hardware(gpu=GPUS[self.gpu], link=self.link, tf32=self.tf32)).seconds

@@ -256,7 +256,21 @@ def _refuse_unknown(words: Sequence[str], names: Set[str]) -> NoReturn:
         like = ids if len(word) < LEAST_LETTERS else [*ids, *alike]
         near += difflib.get_close_matches(word, like, MOST_NEAR, NEAR)
     fewer = ("give fewer words; " if len(words) > 1 else "") + "study claims --all lists the documents"
-    raise Stop(what, f"did you mean {' or '.join(near)}?" if near else fewer)
+    raise Stop(what, f"did you mean {' or '.join(near)}?" if near else nearest_claims(_tokens(words)) or fewer)
+
+
+def nearest_claims(words: Sequence[str]) -> str:
+    """Say which claims have most of several words, if some have more than half of them."""
+    # First those that have most of them, and of these the ones that are about them.
+    counted = [
+        [sum(len(_containing([word], [each], of)) for word in words) for of in (TEXT, ("head",))] for each in claims()
+    ]
+    ordered = sorted(zip(counted, claims(), strict=True), key=lambda row: row[0], reverse=True)
+    (most, _), _ = ordered[0]
+    if 2 * most <= len(words) or most < 2:
+        return ""
+    named = "; ".join(f"{each.id} “{each.quote}”" for (number, _), each in ordered[:MOST_NEAR] if number == most)
+    return f"the nearest have {most} of these {len(words)} words: {named}"
 
 
 def _refuse_kinds(kinds: Sequence[str], names: Sequence[str]) -> NoReturn:
@@ -289,7 +303,7 @@ def fields_of(each: Found) -> dict[str, list[str]]:
     if isinstance(each, Claim):
         certainty = f"certainty: {each.certainty}" if each.certainty else ""
         fields["head"] = [each.verdict, certainty, each.answer, each.quote, each.question]
-        fields["text"] = [each.id, each.condition, each.where, each.would_decide, each.found]
+        fields["text"] = [each.id, each.condition, each.where, each.would_decide, each.found, each.not_judged]
         fields["rest"] = [f"{each.numbers}.".removeprefix("."), each.quoted_from, each.instead]
         fields["rest"] += [said for piece in each.evidence for said in (piece.what, piece.shown, piece.note)]
         fields["rest"] += [each.because, each.changes]

@@ -54,8 +54,10 @@ class Claim(BaseModel):
     ours: str = ""  # one number of the answer, and the same of the text
     theirs: str = ""
     condition: str = ""  # under which it holds
+    is_reading: bool = False  # of `condition`: settings alone are not enough, as what a word means has to be read so
     is_fitted: bool = False  # we looked for settings that give the text's number
     would_decide: str = ""  # one that cannot be decided here
+    not_judged: str = ""  # a part of the quoted sentence
     found: str  # why the answer is so, with all conditions
     instead: str = ""  # for one that does not hold: the nearest sentence that the evidence carries
     changes: str  # what would change the verdict
@@ -72,7 +74,12 @@ class Claim(BaseModel):
 
     @property
     def judged(self) -> str:
-        return f"{self.verdict} (certainty: {self.certainty})" if self.certainty else self.verdict
+        return f"{self.verdict} (certainty: {self.graded})" if self.certainty else self.verdict
+
+    @property
+    def graded(self) -> str:
+        """The certainty, and whether only a part of the sentence has it."""
+        return f"{self.certainty}, in part" if self.not_judged else f"{self.certainty}"
 
     @property
     def in_a_list(self) -> str:
@@ -87,6 +94,7 @@ class Claim(BaseModel):
             "What would decide it": self.would_decide,
             "What holds instead": self.instead,
             "The text": f"“{self.quote}” ({self.where})",
+            "Not judged of its sentence": self.not_judged,
             "So certain because": self.because,
             "Because": self.found,
         }

@@ -41,10 +41,11 @@ def in_words(claims: Sequence[Claim]) -> str:
         posts = counts(claim for claim in chosen if claim.in_post)["holds"]
         of_posts = f" ({posts} of DeepSpeed's posts)" if posts else ""
         do = "does" if not_ == 1 else "do"
-        fitted = sum(claim.is_fitted for claim in chosen)
+        read, fitted = (sum(getattr(claim, kind) for claim in chosen) for kind in ("is_reading", "is_fitted"))
+        of_them = f"{only_if - read} of settings{f', {fitted} fitted' if fitted else ''}; {read} of what a word means"
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
-            f"{only_if} hold under a condition{f' ({fitted} fitted)' if fitted else ''}, "
+            f"{only_if} hold under a condition ({of_them}), "
             f"and {undecided} cannot be decided here."
         )
     times = [

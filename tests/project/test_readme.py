@@ -110,8 +110,8 @@ def test_the_verdicts_and_their_counts():
     printed = rows_of(page)
     # All of them, and of each verdict first the surest.
     held, false, conditional, undecided = verdicts.by_verdict(verdicts.surest_first(texts.claims())).values()
-    rows = {to_card(each): [each.certainty, each.answer, each.ours, each.theirs] for each in (*false, *held)}
-    rows |= {to_card(each): [each.certainty, f"“{each.quote}”", each.condition] for each in conditional}
+    rows = {to_card(each): [each.graded, each.answer, each.ours, each.theirs] for each in (*false, *held)}
+    rows |= {to_card(each): [each.graded, f"“{each.quote}”", each.condition] for each in conditional}
     rows |= {to_card(each): [f"“{each.quote}”", each.would_decide] for each in undecided}
     of_claims = {name: row for name, row in printed.items() if re.match(r"\[(S\d+|P\d)-\d+", name)}
     assert of_claims == rows
@@ -321,7 +321,8 @@ def test_no_kept_record_of_a_stage_sends_more_or_less_than_the_answer_says():
     no_tensors = [arm for arm in NAMES if arm.startswith("zero") and not arm.endswith("_tp")]
     every = [share for arm in no_tensors for share in sent_over_ddp(records, arm, optimizer="adamw")]
     assert (len(no_tensors), f"{min(every):.1f}") == (9, "1.0")
-    assert number_of("traffic") == f"up to {max(every):.2f} times DDP's bytes"
+    _, eight, *_ = rows_of(page_of("traffic"))["stage 3"]
+    assert number_of("traffic") == f"one micro-batch up to {max(every):.2f} times DDP's bytes, eight {eight}"
     # All ranks of tensor parallelism have the same sequences: as many in a step as two ranks of DDP with half of them.
     halves = {"over": {"arm": "ddp", "micro_batch": 4}, "micro_batch": 8, "optimizer": "adamw"}
     by_tensors = [share for arm in ("zero1_tp", "zero2_tp") for share in sent_over_ddp(records, arm, **halves)]
