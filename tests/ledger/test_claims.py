@@ -894,6 +894,16 @@ def test_a_prediction_is_shown_as_the_command_that_gives_it(claim, piece, capsys
     assert piece.agrees(value / UNITS[piece.unit] if piece.unit else value)
 
 
+def test_the_records_of_a_claim_fit_the_terminal_and_its_commands_stay_commands(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    command.claims(("P1-17",), runs=(REPORTS / "cpu-2core/runs/algorithms",))
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    (first, *_) = re.findall(r"More like them: ((?:.+\\\n)+.+)", said)
+    (row, *_) = comparison.compared([claim for claim in CLAIMS if claim.id == "P1-17"], runs.load(REPORTS).counting)
+    assert " ".join(first.replace("\\\n", " ").split()) in row.alike
+
+
 def test_a_card_ends_with_the_command_that_computes_its_evidence_again(capsys):
     for claim in CLAIMS:
         command.claims((claim.id,))
