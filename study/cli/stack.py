@@ -15,7 +15,8 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import Fault, table
 from study.known.findings import Finding, in_a_sentence
-from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested
+from study.known.stacks import WAYS, Flags, Stack
+from study.known.which_apply import Applies, free, untested
 
 MOST_FREE = 4  # releases
 

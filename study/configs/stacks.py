@@ -26,7 +26,7 @@ from study.core.settings import flag
 from study.core.text import is_number
 from study.known import lists
 from study.known.faults import ANY, table
-from study.known.which_apply import WAYS, Flags, Stack
+from study.known.stacks import WAYS, Flags, Stack
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}

@@ -22,7 +22,8 @@ from study.configs.oom.training import Described
 from study.configs.pasted.read import read
 from study.configs.stacks import described
 from study.known.faults import table
-from study.known.which_apply import Flags, Stack, which_apply
+from study.known.stacks import Flags, Stack
+from study.known.which_apply import which_apply
 from study.predict.front import Wanted
 
 ZERO = '{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}'
