@@ -235,6 +235,14 @@ def test_the_yamls_precision_is_that_of_the_trainer(tmp_path):
         assert ["bf16" in each.sentence for each in contradictions(texts_of(words))] == [True] * is_refused
 
 
+def test_each_trainer_of_a_script_is_compared_with_the_batch_of_all_ranks(tmp_path):
+    calls = [f"TrainingArguments('o', deepspeed='ds.json', per_device_train_batch_size={rows})\n" for rows in (16, 2)]
+    (tmp_path / "train.py").write_text("".join(calls))
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 64}')
+    (tmp_path / "run.sh").write_text("deepspeed --num_gpus 4 train.py\n")
+    assert [each.id for each in contradictions(texts_of(tmp_path.iterdir()))] == ["arguments_contradicted"]
+
+
 PLACED = "def main():\n    args = TrainingArguments('o', deepspeed='ds.json')\n"
 PLACED += "    model = X.from_pretrained('m', device_map={})\n"
 LOADED = "model = X.from_pretrained('m', device_map={})\nargs = TrainingArguments('o', deepspeed='ds.json')\n"
