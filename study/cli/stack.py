@@ -51,11 +51,10 @@ def stack(
     refuse_contradictions(flags)
     words = (*releases, *([str(config)] if config else []))
     releases, config = with_config(releases, config)
-    used, notes = described(releases, launched_ranks(words, flags), config)
     mistaken = [*unusable(sources.read(config), None)] if config else []
     differ = [each for each in engines.contradictions(engines.texts_of(words)) if each not in mistaken]
-    if any(each.id == "arguments_contradicted" for each in differ):  # which names both values and what to do
-        notes = [note for note in notes if "[config-mismatch]" not in note]
+    is_refused = any(each.id == "arguments_contradicted" for each in differ)
+    used, notes = described(releases, launched_ranks(words, flags), config, refusal_is_told=is_refused)
     notes += compared_with(mistaken, used.releases)
     if symptom and not symptom_of_word(symptom):
         notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")

@@ -161,9 +161,9 @@ def _ranks(contents: Mapping[str, dict], commands: list[Command]) -> int | None:
     """Return the ranks that commands and yamls start on one node. None: on several, or they say no number, or two."""
     if any(SEVERAL_NODES & each.launcher.keys() for each in commands):
         return None
-    said = [each.launcher.get(name) for each in commands for name in RANKS]
-    said += [each.get("num_processes") for each in contents.values()]
-    numbers = {int(each) for each in said if str(each).isdigit()}
+    said = [str(each.launcher.get(name)) for each in commands for name in RANKS]
+    said += [str(each.get("num_processes")) for each in contents.values()]
+    numbers = {int(each) for each in said if each.isdigit()}
     return numbers.pop() if len(numbers) == 1 else None
 
 
