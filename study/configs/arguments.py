@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from study.configs import code
+from study.configs.commands import FLAG, Command, commands_in
 from study.configs.settings import AUTO, HALVES, Setting, descriptions, programs, same, zero_section
 from study.configs.shown import shown
 from study.configs.sources import ACCELERATE, DEEPSPEED, NAMES_ANOTHER, TRAINER, kind_of, plain
@@ -24,11 +25,6 @@ from study.known.findings import Finding, finding, texts
 TRAINERS = re.compile(r"\w*(?:TrainingArguments|(?:SFT|DPO|GRPO|KTO|ORPO|CPO|Reward|RLOO|PPO)Config)$")
 OWN_DEFAULTS = ("TrainingArguments", "Seq2SeqTrainingArguments")  # TRL's classes have others
 PARSES_ALL = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
-COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")  # what stands before it keeps its line
-ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;\"']*)")
-# What stands before it is the launcher's.
-SCRIPT = re.compile(r"(?<!\S)[\"']?([\w./${}-]+\.py|llamafactory-cli train|swift \w+)[\"']?(?=\s|$)")
-FLAG = re.compile(r"(?<!\S)--([\w-]+)(?:(?:=|[ \t]+(?!--?[A-Za-z]))(\"[^\"\n]*\"|'[^'\n]*'|[^\s;|&]+))?")
 CLIPS, LOADS = re.compile("clip_grad_norm_"), re.compile("from_pretrained")
 KNOWS_STAGE = re.compile(r"\w*TrainingArguments|Accelerator|HfDeepSpeedConfig|(?:SFT|DPO|GRPO|KTO)Config")
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -121,21 +117,10 @@ def of_recipe(content: Mapping[str, Any]) -> Asked:
     return Asked(named | dict(content), has_defaults=is_whole)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A launch command, on one line, with what its variables hold."""
-
-    line: str
-    script: str  # its file
-    launcher: Mapping[str, Any]  # flags before it
-    flags: Mapping[str, Any]  # and behind it
-    places: Mapping[str, str]
-
-
 def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what scripts, commands and recipes say otherwise than a DeepSpeed config among texts, by names of files."""
     contents = {name: content for name, text in given.items() if (content := _content(name, text))}
-    commands = [each for name, text in given.items() for each in _commands(name, text)]
+    commands = [each for name, text in given.items() for each in commands_in(name, text)]
     launched = _launched(contents, commands)
     of_deepspeed = [*launched, *(each for each in contents.values() if kind_of(each) == DEEPSPEED)]
     for name, text in given.items():
@@ -237,34 +222,6 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
                 | ({"half": half} if half else {})
             )
     return launched
-
-
-def _commands(name: str, text: str) -> Iterator[Command]:
-    """Yield the commands of a shell script, or the one that was given as words."""
-    if name.endswith((".py", ".json", ".yaml", ".yml")):
-        return
-    bare = COMMENT.sub("", text)
-    one_line = bare.replace("\\\n", " ")
-    assigned = ASSIGNED.findall(one_line)
-    names = [each for each, _ in assigned]
-    variables = {each: " ".join(value.strip("\"'").split()) for each, value in assigned if names.count(each) == 1}
-    for line in re.split(r"\n|;|&&|\|", ASSIGNED.sub("", one_line)):
-        for _ in range(3):  # a variable may hold others
-            line = re.sub(r"\$\{?(\w+)\b\}?", lambda match: variables.get(match[1], match[0]), line)
-        if script := SCRIPT.search(line):
-            places = {}
-            for flag, _ in FLAG.findall(line, script.end()):
-                begin = max(0, bare.find(f"--{flag}"))
-                number = bare.count("\n", 0, begin) + 1
-                places[flag.replace("-", "_")] = f"{name}:{number}" if "\n" in bare.strip() else name
-            yield Command(
-                line, Path(script[1]).name, _flags(line[: script.start()]), _flags(line[script.end() :]), places
-            )
-
-
-def _flags(line: str) -> dict[str, Any]:
-    values = {name.replace("-", "_"): value.strip("\"'") or "true" for name, value in FLAG.findall(line)}
-    return {name: AUTO if "$" in value else plain(value) for name, value in values.items()}
 
 
 def _asked(given: Mapping[str, str], contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Asked]:
