@@ -98,12 +98,10 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         return
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
-    for scope in (tree, *functions):
-        inside = {*_inside(scope)}
-        branches = [each for each in inside if isinstance(each, ast.If)]
+    for calls, branches in _scopes(tree):
         made: ast.Call | None = None
         wrong: list[ast.Call] = []
-        for call in (each for each in _calls(scope) if each in inside):
+        for call in calls:
             name = ast.unparse(call.func)
             given = " ".join(map(ast.unparse, [*call.args, *(each.value for each in call.keywords)]))
             if OPTIMIZES.search(name) and (match := re.search(r"([\w.]+)\.(?:named_)?parameters\(", given)):
@@ -243,14 +241,10 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield where gradients are clipped between the backward pass of a scaled loss and the scaler's step."""
     if "GradScaler" not in code or NO_SCALER.search(code):
         return
-    scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
-    for scope in scopes:
-        inside = {*_inside(scope)}
-        calls = [each for each in _calls(scope) if each in inside]
+    for calls, branches in _scopes(tree):
         names = [ast.unparse(call.func) for call in calls]
         if "unscale_" in code and not any(name.endswith("unscale_") for name in names):
             continue  # another function may do it before
-        branches = [each for each in inside if isinstance(each, ast.If)]
         guards = [{*ast.walk(each)} for each in branches if OF_SCALER.search(ast.unparse(each.test))]
         scaled: ast.Call | None = None
         clipped: list[ast.Call] = []
@@ -264,6 +258,15 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
             elif re.search(r"(?i)scaler\w*\.step$", name):
                 yield from clipped[:1]
                 scaled, clipped = None, []
+
+
+def _scopes(tree: ast.Module) -> Iterator[tuple[list[ast.Call], list[ast.If]]]:
+    """Yield the calls, by lines, and the branches of a script and of each of its functions, without those within."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for scope in (tree, *functions):
+        inside = {*_inside(scope)}
+        calls = [each for each in _calls(scope) if each in inside]
+        yield calls, [each for each in inside if isinstance(each, ast.If)]
 
 
 def _inside(scope: ast.AST) -> Iterator[ast.AST]:
