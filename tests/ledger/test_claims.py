@@ -359,7 +359,8 @@ FILTERS = {
     "a source": ("papers", lambda claim: claim.document.startswith("P")),
     "posts": ("posts", lambda claim: claim.in_post),
 }
-SEVERAL = [names for number in (2, 3) for names in itertools.permutations(FILTERS, number)]
+# Each order of two; of three, one takes a fifth of the time, and what an order does shows in two.
+SEVERAL = [*itertools.permutations(FILTERS, 2), *itertools.combinations(FILTERS, 3)]
 
 
 def test_each_pair_and_triple_of_filters_narrows_by_all_of_them():
