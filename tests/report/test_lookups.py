@@ -13,7 +13,8 @@ from study.cli.stack import row_of
 from study.core.arms import NAMES, ROOT
 from study.core.text import size
 from study.known.faults import Release, table
-from study.known.which_apply import WAYS, Answer, Flags, which_apply
+from study.known.stacks import WAYS, Flags
+from study.known.which_apply import Answer, which_apply
 from study.predict.front import HOST_PROCESS_BYTES, PlaceFlags, Prediction, TrainingFlags, named
 from study.report import calculator, stacks
 
