@@ -39,7 +39,7 @@ from study.core.text import say_wrapped
 from study.known import lists
 from study.known.faults import ANY
 from study.known.findings import with_id
-from study.known.which_apply import Stack
+from study.known.stacks import Stack
 from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
 from study.report.advice import nodes_note
 

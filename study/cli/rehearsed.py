@@ -10,7 +10,8 @@ from study.core import machine
 from study.core.errors import Stop
 from study.core.text import rounded, say, say_wrapped, show, size
 from study.known.findings import with_id
-from study.known.which_apply import Flags, which_apply
+from study.known.stacks import Flags
+from study.known.which_apply import which_apply
 from study.predict.front import StepTime
 from study.records import store
 from study.records.schema import Record

@@ -15,7 +15,8 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known.faults import Fault, table
 from study.known.findings import Finding, in_a_sentence
-from study.known.which_apply import WAYS, Applies, Flags, Stack, free, untested
+from study.known.stacks import WAYS, Flags, Stack
+from study.known.which_apply import Applies, free, untested
 
 MOST_FREE = 4  # releases
 
@@ -50,11 +51,10 @@ def stack(
     refuse_contradictions(flags)
     words = (*releases, *([str(config)] if config else []))
     releases, config = with_config(releases, config)
-    used, notes = described(releases, launched_ranks(words, flags), config)
     mistaken = [*unusable(sources.read(config), None)] if config else []
     differ = [each for each in engines.contradictions(engines.texts_of(words)) if each not in mistaken]
-    if any(each.id == "arguments_contradicted" for each in differ):  # which names both values and what to do
-        notes = [note for note in notes if "[config-mismatch]" not in note]
+    is_refused = any(each.id == "arguments_contradicted" for each in differ)
+    used, notes = described(releases, launched_ranks(words, flags), config, refusal_is_told=is_refused)
     notes += compared_with(mistaken, used.releases)
     if symptom and not symptom_of_word(symptom):
         notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from study.configs import code
+from study.configs.commands import FLAG, Command, commands_in
 from study.configs.settings import AUTO, HALVES, Setting, descriptions, programs, same, zero_section
 from study.configs.shown import shown
 from study.configs.sources import ACCELERATE, DEEPSPEED, NAMES_ANOTHER, TRAINER, kind_of, plain
@@ -24,17 +25,13 @@ from study.known.findings import Finding, finding, texts
 TRAINERS = re.compile(r"\w*(?:TrainingArguments|(?:SFT|DPO|GRPO|KTO|ORPO|CPO|Reward|RLOO|PPO)Config)$")
 OWN_DEFAULTS = ("TrainingArguments", "Seq2SeqTrainingArguments")  # TRL's classes have others
 PARSES_ALL = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
-COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")  # what stands before it keeps its line
-ASSIGNED = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s;\"']*)")
-# What stands before it is the launcher's.
-SCRIPT = re.compile(r"(?<!\S)[\"']?([\w./${}-]+\.py|llamafactory-cli train|swift \w+)[\"']?(?=\s|$)")
-FLAG = re.compile(r"(?<!\S)--([\w-]+)(?:(?:=|[ \t]+(?!--?[A-Za-z]))(\"[^\"\n]*\"|'[^'\n]*'|[^\s;|&]+))?")
 CLIPS, LOADS = re.compile("clip_grad_norm_"), re.compile("from_pretrained")
 KNOWS_STAGE = re.compile(r"\w*TrainingArguments|Accelerator|HfDeepSpeedConfig|(?:SFT|DPO|GRPO|KTO)Config")
 SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ACCELERATES_CLIPPING = 1.0  # where its yaml has none, or the config auto (accelerator.py:2224 of 1.15.0)
 BY_DEFAULT = "DeepSpeed's default (1, before 0.19.3 0)"  # where a JSON has none
 RANKS = ("num_gpus", "num_processes", "nproc_per_node")
+SEVERAL_NODES = {"nnodes", "num_nodes", "num_machines"}
 
 
 @dataclass(frozen=True)
@@ -120,28 +117,18 @@ def of_recipe(content: Mapping[str, Any]) -> Asked:
     return Asked(named | dict(content), has_defaults=is_whole)
 
 
-@dataclass(frozen=True)
-class Command:
-    """A launch command, on one line, with what its variables hold."""
-
-    line: str
-    script: str  # its file
-    launcher: Mapping[str, Any]  # flags before it
-    flags: Mapping[str, Any]  # and behind it
-    places: Mapping[str, str]
-
-
 def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what scripts, commands and recipes say otherwise than a DeepSpeed config among texts, by names of files."""
     contents = {name: content for name, text in given.items() if (content := _content(name, text))}
-    commands = [each for name, text in given.items() for each in _commands(name, text)]
+    commands = [each for name, text in given.items() for each in commands_in(name, text)]
     launched = _launched(contents, commands)
+    of_deepspeed = [*launched, *(each for each in contents.values() if kind_of(each) == DEEPSPEED)]
     for name, text in given.items():
-        yield from _of_loop(name, text, launched)
-        yield from _placed(name, text, [*launched, *(each for each in contents.values() if kind_of(each) == DEEPSPEED)])
-    ranks = {int(each.launcher[name]) for each in commands for name in RANKS if str(each.launcher.get(name)).isdigit()}
-    ranks |= {each["num_processes"] for each in contents.values() if type(each.get("num_processes")) is int}
-    is_on_one_node = not any({"nnodes", "num_nodes", "num_machines"} & each.launcher.keys() for each in commands)
+        if name.endswith(".py") and len(launched) == 1:
+            yield from _clipped(name, text, launched[0])
+        if name.endswith(".py") and of_deepspeed:
+            yield from _placed(name, text, of_deepspeed)
+    ranks = _ranks(contents, commands)
     for asked in _asked(given, contents, commands):
         config = asked.values.get("deepspeed")
         if isinstance(config, str):
@@ -152,43 +139,60 @@ def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
             if half and not asked.half("bf16") and not asked.half("fp16"):
                 config = config | {half: {"enabled": True}}
         if isinstance(config, Mapping):
-            yield from refused(asked, config, ranks.pop() if len(ranks) == 1 and is_on_one_node else None)
+            yield from refused(asked, config, ranks)
 
 
-def _of_loop(name: str, text: str, launched: list[dict[str, Any]]) -> Iterator[Finding]:
+def _ranks(contents: Mapping[str, dict], commands: list[Command]) -> int | None:
+    """Return the ranks that commands and yamls start on one node. None: on several, or they say no number, or two."""
+    if any(SEVERAL_NODES & each.launcher.keys() for each in commands):
+        return None
+    said = [str(each.launcher.get(name)) for each in commands for name in RANKS]
+    said += [str(each.get("num_processes")) for each in contents.values()]
+    numbers = {int(each) for each in said if each.isdigit()}
+    return numbers.pop() if len(numbers) == 1 else None
+
+
+def _clipped(name: str, text: str, launched: dict[str, Any]) -> Iterator[Finding]:
     """Yield where the Accelerator of a script clips at another limit than the launcher's config, which counts."""
-    for call, values in code.calls(text, CLIPS) if len(launched) == 1 and name.endswith(".py") else ():
-        written = launched[0].get("gradient_clipping", BY_DEFAULT)
-        asked = values.get("max_norm", code.constant(call.args[1]) if len(call.args) > 1 else AUTO)
+    limits: set[float]
+    if "gradient_clipping" not in launched:
+        limits, counts = {0, 1}, BY_DEFAULT
+    else:
+        written = launched["gradient_clipping"]
         limit = ACCELERATES_CLIPPING if written == AUTO else comparable(written)
-        others = {0, 1} if written == BY_DEFAULT else {limit}
+        limits, counts = {limit}, f"{limit:g} of its config"
+    for call, values in code.calls(text, CLIPS):
+        asked = values.get("max_norm", code.constant(call.args[1]) if len(call.args) > 1 else AUTO)
         is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in ast.unparse(call.func)
-        if is_of_accelerator and is_number(asked) and asked not in others:
-            counts = BY_DEFAULT if written == BY_DEFAULT else f"{limit:g} of its config"
+        if is_of_accelerator and is_number(asked) and asked not in limits:
             yield finding("clipping_of_config", counts=counts, asked=asked, place=f"{name}:{call.lineno}")
 
 
 def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Finding]:
     """Yield the first line that gives from_pretrained a device_map beside DeepSpeed, of which it may know by then."""
-    tree = code.parsed(text) if name.endswith(".py") else None
-    if tree is None or not configs:
+    tree = code.parsed(text)
+    if tree is None:
         return
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     known = [call for call, _ in code.calls(text, KNOWS_STAGE)]
     is_stage_3 = {zero_section(each).get("stage") for each in configs} == {3}
     for call, _ in code.calls(text, LOADS):
         value = next((each.value for each in call.keywords if each.arg == "device_map"), None)
-        inside, *others = [
-            [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
-            for node in (call, *(each for each in known if each.lineno < call.lineno))
-        ]
+        if value is None:
+            continue
+        around = _functions_around(call, tree)
+        knows_stage = any(each.lineno < call.lineno and _functions_around(each, tree) == around for each in known)
         is_mapped = isinstance(value, ast.Dict) or (isinstance(value, ast.Constant) and value.value is not None)
-        if value and is_mapped and is_stage_3 and inside in others:
+        if is_mapped and is_stage_3 and knows_stage:
             yield finding("device_map_refused", value=ast.unparse(value), place=f"{name}:{value.lineno}")
             return
         if isinstance(value, ast.Constant) and value.value in SPREADS:
             yield finding("device_map_spreads", value=ast.unparse(value), place=f"{name}:{value.lineno}")
             return
+
+
+def _functions_around(call: ast.Call, tree: ast.Module) -> list[ast.FunctionDef]:
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    return [each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
 
 
 def _content(name: str, text: str) -> dict[str, Any]:
@@ -218,34 +222,6 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
                 | ({"half": half} if half else {})
             )
     return launched
-
-
-def _commands(name: str, text: str) -> Iterator[Command]:
-    """Yield the commands of a shell script, or the one that was given as words."""
-    if name.endswith((".py", ".json", ".yaml", ".yml")):
-        return
-    bare = COMMENT.sub("", text)
-    one_line = bare.replace("\\\n", " ")
-    assigned = ASSIGNED.findall(one_line)
-    names = [each for each, _ in assigned]
-    variables = {each: " ".join(value.strip("\"'").split()) for each, value in assigned if names.count(each) == 1}
-    for line in re.split(r"\n|;|&&|\|", ASSIGNED.sub("", one_line)):
-        for _ in range(3):  # a variable may hold others
-            line = re.sub(r"\$\{?(\w+)\b\}?", lambda match: variables.get(match[1], match[0]), line)
-        if script := SCRIPT.search(line):
-            places = {}
-            for flag, _ in FLAG.findall(line, script.end()):
-                begin = max(0, bare.find(f"--{flag}"))
-                number = bare.count("\n", 0, begin) + 1
-                places[flag.replace("-", "_")] = f"{name}:{number}" if "\n" in bare.strip() else name
-            yield Command(
-                line, Path(script[1]).name, _flags(line[: script.start()]), _flags(line[script.end() :]), places
-            )
-
-
-def _flags(line: str) -> dict[str, Any]:
-    values = {name.replace("-", "_"): value.strip("\"'") or "true" for name, value in FLAG.findall(line)}
-    return {name: AUTO if "$" in value else plain(value) for name, value in values.items()}
 
 
 def _asked(given: Mapping[str, str], contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Asked]:

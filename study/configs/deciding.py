@@ -2,7 +2,8 @@
 
 from study.configs.priorities import AskedStack
 from study.known.faults import Fault, table
-from study.known.which_apply import Applies, OpenQuestion, Stack, is_ruled_out
+from study.known.stacks import Stack
+from study.known.which_apply import Applies, OpenQuestion, is_ruled_out
 
 MOST_ASKED = 3  # flags
 NUMBERS = [1, 8]  # of ranks or passes: alone, or more than any fault needs

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from study.configs import arguments, sources
+from study.configs.commands import COMMENT
 from study.configs.pasted import condense
 from study.core.errors import Stop
 from study.known.findings import Finding, finding, in_a_sentence
@@ -196,7 +197,7 @@ def _first(pattern: re.Pattern, texts: Mapping[str, str]) -> Said | None:
 
 def _bare(name: str, text: str) -> str:
     """Return a text without comments, of which json has none."""
-    return text if name.endswith(".json") else arguments.COMMENT.sub("", text)
+    return text if name.endswith(".json") else COMMENT.sub("", text)
 
 
 def _is_launched_without_accelerate(texts: Mapping[str, str]) -> bool:

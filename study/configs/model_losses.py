@@ -8,7 +8,7 @@ from packaging.version import Version
 from study.configs.code import parsed
 from study.configs.pasted.told import told
 from study.core.shapes import models
-from study.known.which_apply import Stack
+from study.known.stacks import Stack
 
 HANDED = "Does the forward pass of the model take **kwargs, as those of Llama and Qwen"
 OWN_LOSS = (

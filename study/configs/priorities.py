@@ -13,7 +13,8 @@ from study.configs.pasted.words import sentences
 from study.core.errors import Stop, nearest
 from study.known import lists
 from study.known.faults import Fault, table
-from study.known.which_apply import Applies, Flags, Stack, which_apply
+from study.known.stacks import Flags, Stack
+from study.known.which_apply import Applies, which_apply
 
 MOST_MAY = 5  # faults that may apply: a reader of 50 reads none
 MOST_LIKELY = 3

@@ -16,7 +16,7 @@ from study.configs.code import calls_backward_itself, is_whole, that_counts
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import comparable, is_number
 from study.known import lists
-from study.known.which_apply import Stack
+from study.known.stacks import Stack
 
 TABLE = Path(__file__).with_name("scripts.toml")
 ITSELF = "Does the script call backward of the loss, and not of the engine that deepspeed.initialize made"

@@ -26,12 +26,13 @@ from study.core.settings import flag
 from study.core.text import is_number
 from study.known import lists
 from study.known.faults import ANY, table
-from study.known.which_apply import WAYS, Flags, Stack
+from study.known.stacks import WAYS, Flags, Stack
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
 NO_LIBRARY = "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8."
 PAST_ACCELERATE = "The script trains without accelerate: none of its faults is told."
+REFUSED = "The Trainer refuses both: {}. Write one, or auto in the config. [config-mismatch]"
 ANSWERED = "What the script's own text answers is not asked; options of a launcher are not in it."
 
 
@@ -55,16 +56,20 @@ def launched_ranks(words: tuple[str, ...], flags: Flags) -> Flags:
     return flags
 
 
-def described(words: tuple[str, ...], flags: Flags, config: Path | None = None) -> tuple[Stack, list[str]]:
+def described(
+    words: tuple[str, ...], flags: Flags, config: Path | None = None, refusal_is_told: bool = False
+) -> tuple[Stack, list[str]]:
     """Return the stack of these lists, flags and config, and notes on how they were read.
 
-    Without words the releases are those of a record, or of this environment.
+    Without words the releases are those of a record, or of this environment. `refusal_is_told`: somebody says what the
+    Trainer refuses (`engines.contradictions`, with its line).
     """
     given, given_words = flags, words
     words, flags, notes, left = _with_texts(words, flags, config)
     settings, key, more = _of_config(config)
     who = WhoSaid(given, given_words)
-    flags, overruled = _config_wins(who, flags, settings, key)
+    flags, overruled, refused = _config_wins(who, flags, settings, key)
+    notes += [] if refusal_is_told else map(REFUSED.format, refused)
     notes += overruled
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
@@ -206,33 +211,36 @@ class WhoSaid:
 
 def _config_wins(
     who: WhoSaid, flags: Flags, settings: EffectiveSettings, key: Callable[[str], Any] | None
-) -> tuple[Flags, list[str]]:
-    """Return flags without what texts say of settings that a config writes, and a sentence for each that differs."""
+) -> tuple[Flags, list[str], list[str]]:
+    """Return flags without what texts say of settings that a config writes.
+
+    Besides a sentence for each that differs and has no effect, and both words for each that the Trainer refuses.
+    """
     of_texts = _said(flags).keys() - _said(who.flags).keys()
     dropped: dict[str, Any] = {}
     if _is_written("stage", settings):
         dropped = dict.fromkeys(of_texts & OF_WAYS)
-    notes = []
+    overruled, refused = [], []
     # transformers/integrations/deepspeed.py (fill_match). It compares a precision that DeepSpeed's config itself has.
-    refused = set()
+    compared = set()
     if flags.trainer not in (None, "own") and settings.get("engine", UNSET).value == "DeepSpeed":
         casts = key and (key("bf16.enabled") or key("fp16.enabled"))
-        refused = {"passes", "precision"} if casts else {"passes"}
+        compared = {"passes", "precision"} if casts else {"passes"}
     for name, condition in table().settings.items():
         if condition not in of_texts or not _is_written(name, settings):
             continue
         dropped[condition] = None
         text_has = getattr(flags, condition)
         cast = f"cast to {AUTOCAST.get(str(text_has))}"  # a text's bf16 may be of weights or of autocast
-        if not _is_named_so(text_has, settings[name].value) and not str(settings[name].value).endswith(cast):
-            written = f"{name} {shown(settings[name], name)}"
-            other = who.of(condition, text_has)
-            if condition in refused:
-                both = f"the config's {written}, and {other}"
-                notes.append(f"The Trainer refuses both: {both}. Write one, or auto in the config. [config-mismatch]")
-            else:
-                notes.append(f"The config's {written} counts, and not {other}.")
-    return replace(flags, **dropped), notes
+        if _is_named_so(text_has, settings[name].value) or str(settings[name].value).endswith(cast):
+            continue
+        written = f"{name} {shown(settings[name], name)}"
+        other = who.of(condition, text_has)
+        if condition in compared:
+            refused.append(f"the config's {written}, and {other}")
+        else:
+            overruled.append(f"The config's {written} counts, and not {other}.")
+    return replace(flags, **dropped), overruled, refused
 
 
 def _is_written(name: str, settings: EffectiveSettings) -> bool:

@@ -11,4 +11,5 @@
 """
 
 from study.known.faults import Fault
-from study.known.which_apply import Applies, Flags, OpenQuestion, stack
+from study.known.stacks import Flags
+from study.known.which_apply import Applies, OpenQuestion, stack

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from study.core.gpus import GPUS, Gpu, gpu_named
 from study.rehearsal.request import Request
-from study.rehearsal.values import Script, on_cpu
+from study.rehearsal.user_code import Script
+from study.rehearsal.values import on_cpu
 
 TORCH: Any = torch  # whose parts are replaced
 DEFAULT = "H100"  # whose answers a script gets if no GPU is named

@@ -39,6 +39,45 @@ class NoLog:
         self.passes = step.backwards or step.forwards
 
 
+class KeptGradient:
+    """The steps that begin with the gradient that the step before left: nobody cleared it. Of one tensor.
+
+    The watch reads values for that (study/watch/cleared.py), which do not exist here.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._zeroed = 0  # tensors; `grad.data.zero_()` leaves a gradient's version
+        self._tensor: nn.Parameter | None = None
+        self._left: tuple[int, int, int] | None = None  # its gradient, as an update left it
+        set_to_zero = torch.Tensor.zero_
+
+        def zero(tensor):
+            self._zeroed += 1
+            return set_to_zero(tensor)
+
+        torch.Tensor.zero_ = zero  # type: ignore[method-assign]
+
+    def follow(self, tensor: nn.Parameter) -> None:
+        """Follow this tensor, if it is the first."""
+        if self._tensor is None:
+            self._tensor = tensor
+            tensor.register_hook(self._begin_backward)
+
+    def updated(self) -> None:
+        self._left = self._gradient()
+
+    def _begin_backward(self, _) -> None:
+        """Look before a gradient is accumulated."""
+        self.steps += self._left is not None and self._left == self._gradient()
+        self._left = None
+
+    def _gradient(self) -> tuple[int, int, int] | None:
+        """Return what changes once the gradient is cleared, by whatever call. None without one."""
+        gradient = self._tensor.grad if self._tensor is not None else None
+        return None if gradient is None else (id(gradient), gradient._version, self._zeroed)
+
+
 class Mistakes:
     """Notes of a script's first updates, for the record."""
 
@@ -48,10 +87,7 @@ class Mistakes:
         self.loader: Any = None  # the iterator whose batches train
         self.most_rows: int | None = None  # of its batch
         self._inputs: list[str] = []  # digests of those of the first passes
-        self._zeroed = 0  # tensors; `grad.data.zero_()` leaves a gradient's version
-        self._followed: nn.Parameter | None = None  # whose gradient may stay after an update
-        self._left: tuple[int, int, int] | None = None  # that gradient, as the update left it
-        self._begins_with_gradients = 0  # steps
+        self._kept = KeptGradient()
         self._begun: nn.Module | None = None  # whose gradients are followed
         self._trained: dict[str, torch.Tensor] = {}
         self._with_gradient: set[str] = set()
@@ -65,13 +101,6 @@ class Mistakes:
             return take_step(scheduler, *args, **kwargs)
 
         torch.optim.lr_scheduler.LRScheduler.step = step  # type: ignore[method-assign, assignment]
-        set_to_zero = torch.Tensor.zero_
-
-        def zero(tensor):
-            self._zeroed += 1
-            return set_to_zero(tensor)
-
-        torch.Tensor.zero_ = zero  # type: ignore[method-assign]
 
     def begin(self, module: nn.Module) -> None:
         """Follow the gradients of the model that trains."""
@@ -87,20 +116,8 @@ class Mistakes:
                 self._trained[name] = tensor
                 # FSDP2 gives its own a gradient itself, which stays until the update.
                 if type(tensor).__name__ != "DTensor":
-                    if self._followed is None:
-                        self._followed = tensor
-                        tensor.register_hook(self._look_for_kept)
+                    self._kept.follow(tensor)
                     tensor.register_post_accumulate_grad_hook(lambda _, name=name: self._with_gradient.add(name))
-
-    def _look_for_kept(self, _) -> None:
-        """Before a gradient is accumulated: note whether that of the step before is still there."""
-        self._begins_with_gradients += self._left is not None and self._left == self._gradient()
-        self._left = None
-
-    def _gradient(self) -> tuple[int, int, int] | None:
-        """Return what changes once the gradient that is followed is cleared, by whatever call. None without one."""
-        gradient = self._followed.grad if self._followed is not None else None
-        return None if gradient is None else (id(gradient), gradient._version, self._zeroed)
 
     def follow_views(self, handle) -> None:
         """Follow the gradients of an FSDP1 unit's tensors: views of a flat one, whose gradient is that of all."""
@@ -157,11 +174,11 @@ class Mistakes:
 
     def updated(self, watched: Watched | None) -> None:
         """Note an update."""
-        self._left = self._gradient()
+        self._kept.updated()
         steps, self._scheduled = max(self._scheduled.values(), default=0), {}
         if watched is None:
             return
-        watched.gradients_kept = self._begins_with_gradients
+        watched.gradients_kept = self._kept.steps
         if len(set(self._inputs)) > 1:  # those without values look alike
             watched.inputs_per_rank = [self._inputs]
         watched.schedule_steps_in_update = steps or None

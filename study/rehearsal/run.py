@@ -33,7 +33,8 @@ from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
 from study.rehearsal.nothing import MissingLogs, Nothing
 from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Failure, Request
-from study.rehearsal.values import HAS_NO_VALUES, NEEDS_VALUES, NoValue, OnOneDevice, Script, Shapes, Values
+from study.rehearsal.user_code import NoValue, Script
+from study.rehearsal.values import HAS_NO_VALUES, NEEDS_VALUES, OnOneDevice, Shapes, Values
 
 
 def main(folder: Path) -> None:

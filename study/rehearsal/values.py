@@ -4,14 +4,7 @@ An operation with one argument without values gives a result without values; one
 """
 
 import contextlib
-import linecache
-import re
-import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from study.core.models.values import WithoutValues
 from study.rehearsal import ranks
 from study.rehearsal.moments import Enough, Moments
+from study.rehearsal.user_code import NoValue, Script
 
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne}
@@ -35,111 +29,6 @@ LARGE_BYTES = 2**26
 NEEDS_VALUES = "DynamicOutputShapeException", "DataDependentOutputException", "UnsupportedFakeTensorException"
 # Said by PyTorch of tensors without values, and by NumPy of the zeros in place of large ones.
 HAS_NO_VALUES = ".numpy() is not supported for tensor subclasses", "assignment destination is read-only"
-
-
-# This package and Python's own modules: the folder of a script may be above them.
-INSTALLED = str(Path(__file__).parents[1]), sysconfig.get_path("stdlib")
-
-
-class NoValue(Exception):
-    """The script needs a value that does not exist here: of a weight, or of what one has touched."""
-
-
-class UnknownNumber(float):
-    """A number of a tensor without values, as a script gets it. Where the script compares it, it decides by it."""
-
-    note: Callable[[], None]  # that it is compared
-
-    def __lt__(self, other: float) -> bool:
-        self.note()
-        return super().__lt__(other)
-
-    def __le__(self, other: float) -> bool:
-        self.note()
-        return super().__le__(other)
-
-    def __gt__(self, other: float) -> bool:
-        self.note()
-        return super().__gt__(other)
-
-    def __ge__(self, other: float) -> bool:
-        self.note()
-        return super().__ge__(other)
-
-
-class Script:
-    """The user's own code: the folder of the script, without what is installed below it."""
-
-    def __init__(self, path: Path, values: dict[str, float]):
-        self.path = path
-        self.decides: dict[str, str] = {}  # by each place: the line that compares a number that does not exist here
-        self.folder = str(path.parent)
-        self.values = values
-
-    def owns(self, file: str) -> bool:
-        if not file.startswith(f"{self.folder}/") or re.search("(site|dist)-packages", file.removeprefix(self.folder)):
-            return False
-        # A module that is rehearsed may be installed itself.
-        return not any(file.startswith(f"{each}/") for each in INSTALLED if each.startswith(f"{self.folder}/"))
-
-    def place_of(self, error: BaseException) -> tuple[str | None, str | None]:
-        """Return the last line of the script's own code on the way to an error, and what stands there."""
-        mine = [frame for frame in traceback.extract_tb(error.__traceback__) if self.owns(frame.filename)]
-        if not mine:
-            return None, None
-        return f"{Path(mine[-1].filename).relative_to(self.folder)}:{mine[-1].lineno}", mine[-1].line
-
-    def place(self) -> str | None:
-        """Return the line of the script that runs now. None if no frame is the script's."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self.owns(frame.f_code.co_filename):
-            frame = frame.f_back
-        return f"{Path(frame.f_code.co_filename).relative_to(self.folder)}:{frame.f_lineno}" if frame else None
-
-    def reader(self) -> FrameType | None:
-        """Return the frame of the script that asks for a value. None if a library does."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if self.owns(file):
-                return frame
-            inside_torch = "/torch/" in file or "/study/" in file or file.startswith("<")
-            if not inside_torch:
-                return None
-            frame = frame.f_back
-        return None
-
-    def named_value(self) -> float | None:
-        """Return what --value says of a variable in the line of the script that runs now. None if it says nothing."""
-        frame = self.reader()
-        if frame is None or not self.values:
-            return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        for name, value in self.values.items():
-            if re.search(rf"\b{re.escape(name)}\b", line):
-                return value
-        return None
-
-    def unknown(self, value: float) -> UnknownNumber:
-        """Return a number that was read, and note where the script itself compares it."""
-        number = UnknownNumber(value)
-        number.note = self._decide
-        return number
-
-    def _decide(self) -> None:
-        if (frame := self.reader()) is not None:
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            self.decides[self.place() or ""] = line
-
-    def value_of(self, tensor: torch.Tensor) -> float:
-        """Return the value that a read gives: what --value says of the variable, or 0 for a number that is shown."""
-        value = self.named_value()
-        frame = self.reader()
-        if value is None and frame is not None and tensor.dtype == torch.bool:
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            where = f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
-            raise NoValue(f"{where} decides by a value that a weight has touched: {line}")
-        return value or 0.0
 
 
 class Values(TorchDispatchMode):

@@ -11,7 +11,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.known.faults import ANY, Fault, Release, named, releases_of, table
-from study.known.which_apply import Flags, Stack, answers_of, which_apply
+from study.known.stacks import Flags, Stack, answers_of
+from study.known.which_apply import which_apply
 
 # What a script answers to the command, which has no flag for it.
 ACCUMULATES = str((named("no-sync-refused").when or {})["script"])

@@ -90,9 +90,9 @@ class WatchedLoop:
         self._inner = roles.inner_optimizer(self.optimizer)
         self._is_engine = is_engine(self.model)
         is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
-        updated = {id(tensor) for group in self._inner.param_groups for tensor in group["params"]}
+        self._shared = {id(tensor) for group in self._inner.param_groups for tensor in group["params"]}
         self._trained = [tensor for tensor in self.model.parameters() if tensor.requires_grad and is_plain]
-        self._updated = [tensor for tensor in self._trained if id(tensor) in updated]
+        self._updated = [tensor for tensor in self._trained if id(tensor) in self._shared]
         self._resumed_without_states = False
         self._plain = roles.plain_model(self.model)  # whose mode counts: a script may change it without the wrapper's
         dropouts = [each for each in self._plain.modules() if isinstance(each, torch.nn.modules.dropout._DropoutNd)]
@@ -108,7 +108,6 @@ class WatchedLoop:
         self._device = device_of(self.model).type
         self.between = BetweenUpdates(self._updated, self._watched, self._device)
         self._cleared = ClearedGradients(self._trained, self._updated, self._watched)
-        self._shared = updated
         self._ours = {id(tensor) for tensor in self.model.parameters()}
         sizes = roles.fsdp_sizes(self.model)
         self._is_part = sizes["held_parameters"] < sizes["parameters"]  # what FSDP1 leaves to this rank
@@ -318,15 +317,12 @@ class WatchedLoop:
         seen.autocast = self._autocast or seen.autocast  # also of a model that trains in evaluation mode
         step.training = min(self._plain.training, step.training >= 1 or step.backwards == 1)
         step.dropouts_off = sum(not each.training for each in self._dropouts)
-        # The library divides the loss of each pass by this, so that their sum is the loss of the step.
+        # An engine divides the loss of each pass within backward (runtime/engine.py:3413), as Accelerator.backward does
+        # (accelerator.py:2851), so that their sum is the loss of the step. A plain loop has to divide by itself.
         parts = 1
         if self._is_engine:
-            # The engine divides within backward (runtime/engine.py:3413), so the loss that arrives here is not divided
-            # yet.
             parts = self.model.gradient_accumulation_steps() if scale_wrt_gas else 1
         elif self.accelerator is not None:
-            # The same in Accelerator.backward (accelerator.py:2851). Without both, a plain loop has to divide by
-            # itself.
             parts = self.accelerator.gradient_accumulation_steps
         elif step.scaled:
             return  # by a GradScaler, with an unknown scale

@@ -19,7 +19,7 @@ from study.configs.stacks import described
 from study.core.arms import read
 from study.core.errors import Stop
 from study.core.library_defaults import library_defaults
-from study.known.which_apply import Flags
+from study.known.stacks import Flags
 from study.predict.front import Wanted
 from tests.conftest import ROOT, table
 

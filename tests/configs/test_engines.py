@@ -22,7 +22,8 @@ from study.configs.oom.training import Described
 from study.configs.pasted.read import read
 from study.configs.stacks import described
 from study.known.faults import table
-from study.known.which_apply import Flags, Stack, which_apply
+from study.known.stacks import Flags, Stack
+from study.known.which_apply import which_apply
 from study.predict.front import Wanted
 
 ZERO = '{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}'
@@ -232,6 +233,14 @@ def test_the_yamls_precision_is_that_of_the_trainer(tmp_path):
     for argument, is_refused in (("", True), ("bf16=True", False), ("fp16=True", False)):
         words = job(tmp_path, TRAINER.format(argument), yaml)
         assert ["bf16" in each.sentence for each in contradictions(texts_of(words))] == [True] * is_refused
+
+
+def test_each_trainer_of_a_script_is_compared_with_the_batch_of_all_ranks(tmp_path):
+    calls = [f"TrainingArguments('o', deepspeed='ds.json', per_device_train_batch_size={rows})\n" for rows in (16, 2)]
+    (tmp_path / "train.py").write_text("".join(calls))
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 64}')
+    (tmp_path / "run.sh").write_text("deepspeed --num_gpus 4 train.py\n")
+    assert [each.id for each in contradictions(texts_of(tmp_path.iterdir()))] == ["arguments_contradicted"]
 
 
 PLACED = "def main():\n    args = TrainingArguments('o', deepspeed='ds.json')\n"

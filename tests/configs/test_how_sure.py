@@ -10,7 +10,8 @@ from study.cli import stack as command
 from study.cli.diagnosis import diagnose
 from study.configs.pasted import matching
 from study.known.faults import Fault, table
-from study.known.which_apply import UNSAID, Flags, Stack, which_apply
+from study.known.stacks import UNSAID, Flags, Stack
+from study.known.which_apply import which_apply
 from tests.known.test_not_told import fitting, keys_of
 
 FAULTS = [fault for fault in table().fault if fault.when]

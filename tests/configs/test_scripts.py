@@ -16,7 +16,8 @@ from study.configs.priorities import AskedStack, ranked
 from study.configs.stacks import described
 from study.core.files import value_at
 from study.known.faults import ANY, table
-from study.known.which_apply import Flags, Stack, applies
+from study.known.stacks import Flags, Stack
+from study.known.which_apply import applies
 
 RELEASES = "torch==2.6.0\ntransformers==4.49.0\naccelerate==1.4.0\ndeepspeed==0.16.4\n"
 FLAGS = Flags(stage=2, passes=8)

@@ -10,7 +10,7 @@ from study.configs.mistakes import recognised
 from study.configs.pasted.read import read
 from study.configs.stacks import described
 from study.core.errors import Stop
-from study.known.which_apply import Flags
+from study.known.stacks import Flags
 
 
 @pytest.mark.parametrize("letter", ["x", "\u8bad"])

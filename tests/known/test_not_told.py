@@ -7,7 +7,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.known.faults import Fault, table
-from study.known.which_apply import UNSAID, Applies, Stack, which_apply
+from study.known.stacks import UNSAID, Stack
+from study.known.which_apply import Applies, which_apply
 
 FAULTS = {fault.id: fault for fault in table().fault if fault.when}
 OTHER = "something else"  # that no condition wants

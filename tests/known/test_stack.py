@@ -27,7 +27,8 @@ from study.core.options import parsed
 from study.known import faults, lists, patterns
 from study.known import which_apply as rules
 from study.known.faults import ANY, Fault, named, table
-from study.known.which_apply import Flags, Stack, which_apply
+from study.known.stacks import Flags, Stack
+from study.known.which_apply import which_apply
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python
 from tests.conftest import table as cases

@@ -17,7 +17,7 @@ from study.records.schema import Record
 from study.rehearsal import run
 from study.rehearsal.mistakes import note_modes
 from study.rehearsal.request import Failure, Request
-from study.rehearsal.values import Script
+from study.rehearsal.user_code import Script
 from study.report import rehearsals
 from study.watch.diagnosis import judge
 from tests.conftest import ROOT, table

@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from study.core.models.values import WithoutValues
 from study.rehearsal.moments import Moments
 from study.rehearsal.run import failed
-from study.rehearsal.values import LARGE_BYTES, NoValue, OnOneDevice, Script, Shapes, Values, on_cpu
+from study.rehearsal.user_code import NoValue, Script
+from study.rehearsal.values import LARGE_BYTES, OnOneDevice, Shapes, Values, on_cpu
 
 
 def on_one_device() -> OnOneDevice:

@@ -133,7 +133,7 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
     if error.where != "GPU":  # nothing else counts
         return [Reason(error.where, PROOF, "the message says so")]
     reasons = [*clues(error), *_numbers(error)]
-    is_of_step = BETWEEN_STEPS.keys().isdisjoint(reason.cause for reason in reasons)
+    is_of_step = in_a_step(error)
     most_points = _most_of_size(sizes) if is_of_step else LIKELY - 1  # what is loaded or saved has the size of states
     reasons += [Reason(cause, min(rows()[cause]["points"], most_points), SIZE_FITS) for cause in sizes]
     # A rank holds only parts of weights, so a whole one has been gathered in a step: this comes before `weights`.
@@ -184,6 +184,11 @@ def _marked(clue: re.Match[str], context: str) -> str:
 def backward_begins(error: OomError) -> bool:
     """Whether the traceback ends where the backward pass begins, and no layer is computed again."""
     return bool(BACKWARD_BEGINS.search(error.frames[-1])) and not RECOMPUTING.search("".join(error.frames))
+
+
+def in_a_step(error: OomError) -> bool:
+    """Whether the traceback names nothing that is done between the steps of a training."""
+    return BETWEEN_STEPS.keys().isdisjoint(clue.cause for clue in clues(error))
 
 
 def in_a_pass(error: OomError) -> bool:

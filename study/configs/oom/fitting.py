@@ -11,6 +11,7 @@ from study.configs.oom.causes import (
     UNUSED_SHARE,
     Cause,
     clues,
+    in_a_step,
     makes_moments,
     others_hold_a_part,
     rows,
@@ -65,7 +66,7 @@ class WhatFits:
     is_in_pieces: bool = False  # it fits, and with all in one piece the tensor would have had room
     lacks_others: bool = False  # it fits, and with what is outside PyTorch the tensor would have had room
     is_too_large: bool = False  # it is predicted not to fit, whatever is in pieces
-    differs: str = ""  # that the log has more in use than what was given makes
+    differs: str = ""  # that the log has more or less in use than what was given makes
 
 
 def named(causes: list[Cause]) -> Cause:
@@ -97,19 +98,18 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     later = _later(error, training, needs_bytes)
     needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
     fit = _fits(card, prediction, kept)
-    differs = "" if later else _less(error, training, card, needs_bytes)
     made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
     excess = Excess.of(error, prediction.most_bytes(made_in) + kept)
     is_of_next_run = given.chunked_loss and "logits" in cause.part_of  # which would not fail so
-    is_of_step = BETWEEN_STEPS.keys().isdisjoint(clue.cause for clue in clues(error))
-    is_beside = excess.where == "tensors" and is_of_step
+    is_beside = excess.where == "tensors" and in_a_step(error)
     is_as_given = not (is_beside or ranks_that_share(error, training))
     if fit == "no" and (is_as_given or is_of_next_run):
         which, may_fit = _which_fit(card, training, error, cause, 0)
         if steps_ran(error, training):
             which = f"{RAN} {which if may_fit else UNKNOWN}"
             return WhatFits(f"{needs} {which}", may_fit or None, helps_in_one_piece(error, training))
-        return WhatFits(f"{needs} {which}", may_fit, is_too_large=True, differs=differs if is_of_step else "")
+        differs = _less(error, training, card, needs_bytes) if in_a_step(error) and not later else ""
+        return WhatFits(f"{needs} {which}", may_fit, is_too_large=True, differs=differs)
     if is_of_next_run:
         return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
     words = f"{needs} {FITS[fit]}{although_it_fits(error, training, model, excess)}"

@@ -15,7 +15,7 @@ from study.configs.oom.training import KnownTraining
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.read import Pasted
 from study.core.text import binary_size
-from study.known.which_apply import fsdp_of_trainer
+from study.known.stacks import fsdp_of_trainer
 
 MOST_NAMED = 3  # changes
 OF_DEEPSPEED = re.compile(r"\bdeepspeed/runtime/|\bdeepspeed\.initialize\(|--deepspeed\b|\bzero_optimization\b")

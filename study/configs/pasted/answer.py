@@ -1,4 +1,4 @@
-"""One answer to a pasted text: what it means, what to do, who is hit, what that rests on, and what would say more."""
+"""One answer to a pasted text: what it means, what to do, who is hit, and what that rests on."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -25,12 +25,13 @@ from study.configs.pasted import (
     watchdogs,
 )
 from study.configs.pasted.in_use import advised
-from study.configs.pasted.lines import FEW, MANY
+from study.configs.pasted.lines import FEW
 from study.configs.pasted.memory import ByText
-from study.configs.pasted.one_rank import OF_ALL, OF_SHARDS, OF_WEIGHTS, SKIPPED, on_one_rank, skipped_alone
-from study.configs.pasted.ranking import DUMPED, FULL, OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
+from study.configs.pasted.one_rank import OF_ALL, OF_SCRIPTS, OF_SHARDS, OF_WEIGHTS, on_one_rank, skipped_alone
+from study.configs.pasted.questions import RELEASES, not_said, to_be_surer, to_know
+from study.configs.pasted.ranking import OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
-from study.configs.pasted.said import left_open, numbers
+from study.configs.pasted.said import left_open
 from study.configs.pasted.situations import fitting
 from study.configs.pasted.told import foreign_layer, printed_shapes, told
 from study.configs.pasted.tracebacks import Seen, sign
@@ -48,15 +49,10 @@ LAYER_NAME = "fsdp-layer-name"
 PRESSED = "memory-pressure-slow"
 FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 IF_SLOW = "With `--symptom slow` this says what to do"
-RELEASES = "the releases"
-WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
-LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
-OF_SCRIPTS = (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL, SKIPPED)  # why some ranks wait for others
 SHARDED = (3, "FSDP", "FSDP1", "FSDP2")
-ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
 @dataclass(frozen=True)
@@ -137,10 +133,10 @@ def answer(
         for each in of_loop
         if each not in found
     ]
-    unsaid = _unsaid(pasted, possible)
+    unsaid = not_said(pasted, possible)
     is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
     asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
-    questions = _to_be_surer(found, asks_releases, seen) if found else _to_know(pasted, unsaid, asks_releases, seen)
+    questions = to_be_surer(found, asks_releases, seen) if found else to_know(pasted, unsaid, asks_releases, seen)
     found = found if "slow" in seen else found[: 1 + MOST_ALSO]  # what makes steps slow adds up
     hanging = [*_will_hang(pasted, shown, scripts)]
     unknown = _unknown(pasted, found)
@@ -393,47 +389,3 @@ def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scrip
         return ""
     runs = f". It was read and not run: `study virtual {next(iter(scripts))}` runs it" if scripts else ""
     return f"Nothing known applies to what you gave{runs}"
-
-
-# --- what would say more
-
-
-def _unsaid(pasted: Pasted, possible: list[matching.Match]) -> tuple[str, ...]:
-    """Return what faults that may apply depend on, and the text does not say."""
-    wanted = set().union(*(each.applies.unknown for each in possible)) - {*pasted.said}
-    conditions = {} if pasted.is_of_another_framework else ASKED
-    unsaid = [what for condition, what in conditions.items() if condition in wanted]
-    return tuple(unsaid if pasted.is_released else [*unsaid, RELEASES])
-
-
-def _to_be_surer(found: list[Seen], asks_releases: bool, seen: set[str]) -> list[str]:
-    """Return what to ask where something was found."""
-    first = found[0]
-    asked = matching.asks(seen) if first.id == memory.FULL else []
-    if first.follows:  # as all others then
-        asked.append("What is the first Traceback of any rank? Paste the lines above")
-    # An error that explains itself is the same in all releases, as is a line of a script.
-    of_script = (*OF_SCRIPTS, *own_loops.MAKES)
-    if asks_releases and first.sure != "sure" and first.id not in (*FULL, *DUMPED, *of_script, "process-killed"):
-        asked.append(WHICH_RELEASES)
-    return asked
-
-
-def _to_know(pasted: Pasted, unsaid: tuple[str, ...], asks_releases: bool, seen: set[str]) -> list[str]:
-    """Return what to ask where nothing was found: what is seen, releases, then what faults in question ask."""
-    if pasted.is_strange:
-        return []
-    asked = [LAST_LINE] if pasted.is_cut else []
-    asked += matching.asks(seen - {"loss"} if len(pasted.log.lines) >= MANY else seen)
-    if asks_releases:
-        asked.append(WHICH_RELEASES)
-    several = {what: numbers(condition, pasted.text) for condition, what in ASKED.items() if what in unsaid}
-    for what in [what for what, values in several.items() if len(values) > 1]:
-        asked.append(
-            f"Which counts? You gave several values of {what}: {', '.join(map(str, sorted(several.pop(what))))}"
-        )
-    if several:
-        asked.append(f"Paste the config or the launch command: nothing here says {', '.join(several)}")
-    if not pasted.written.strip():
-        asked.append('What was seen? Say it with --symptom "..."')
-    return asked

@@ -22,7 +22,8 @@ from study.configs.pasted.words import Sentence, meets
 from study.core.files import value_at
 from study.core.tables import NO_OTHER_KEYS, read_table
 from study.known.faults import ANY, Fault, table
-from study.known.which_apply import Answer, Applies, Flags, Stack, which_apply
+from study.known.stacks import Flags, Stack
+from study.known.which_apply import Answer, Applies, which_apply
 
 SYMPTOMS = Path(__file__).with_name("symptoms.toml")
 FLAGS = {each.name for each in fields(Flags)}

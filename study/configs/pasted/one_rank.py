@@ -36,6 +36,7 @@ OF_MODEL = re.compile(r"(?i)model\w*\.state_dict$")  # FSDP1 gathers it from all
 OF_A_GROUP = re.compile(r"(?i)^[^'\"]*(?:group|mesh)(?!=None)")  # which may have these ranks alone
 MODEL = re.compile(r"(?:^|[\s(=,]|self\.|trainer\.)(?:\w+_)?(?:model|engine)\b(?!=)")  # and not args.model, model=name
 SKIPPED = "batch_skipped_alone"
+OF_SCRIPTS = (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL, SKIPPED)  # why some ranks wait for others
 SCOPES = (ast.For, ast.While, ast.FunctionDef)
 COUNTS = re.compile(r"enumerate\(|range\(")
 OF_ROWS = re.compile(r"(?i)batch|row|data|example|input|sample")

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -62,26 +61,26 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
         if (tree := parsed(script)) is None:
             continue
         code = ast.unparse(tree)  # without comments
-        found: list[tuple[str, ast.Call, dict]] = []
-        found += [("optimizer_of_other_tensors", call, {}) for call in _of_other_tensors(tree, code)]
-        found += [*_accumulates_otherwise(tree, code)]
-        found += [("labels_not_moved", call, {}) for call in _labels_not_moved(tree, code)]
-        found += [("clipped_scaled", call, {}) for call in _clipped_scaled(tree, code)]
+        rules = {
+            "optimizer_of_other_tensors": _of_other_tensors,
+            "labels_not_moved": _labels_not_moved,
+            "clipped_scaled": _clipped_scaled,
+        }
         if id := CLIPS_NOT.get(str(pasted.said.get("stage")), ""):
-            found += [(id, call, {}) for call in _clipped_by_torch(tree, code)]
+            rules[id] = _clipped_by_torch
         if is_whole(scripts):
-            found += [("never_cleared", call, {}) for call in _never_cleared(tree, code)]
-            found += [("not_divided", call, {}) for call in _not_divided(tree, code)]
-        found += [("norm-is-partial", call, {}) for call in _norm_of_a_part(tree, code)]
+            rules |= {"never_cleared": _never_cleared, "not_divided": _not_divided}
+        rules["norm-is-partial"] = _norm_of_a_part
+        found = [*_accumulates_otherwise(tree, code)]
+        found += [(id, call, {}) for id, rule in rules.items() for call in rule(tree, code)]
         said = meets(SAME_DATA, pasted.question)
         for id, call, values in found:
             told = situations()[id] if id == "norm-is-partial" else finding(id, **values)
             place = pasted.place(said) if said and id == "not_divided" else 0
             line = f"{path}:{call.lineno}: {ast.unparse(call)}"
-            seen = Seen(
-                id, told.sentence, told.remedy or "", "likely", "the line of the script", place=place, line=line
-            )
-            yield replace(seen, fault="fsdp1-clips-by-own-shard") if id == "clipped_part" else seen
+            fault = "fsdp1-clips-by-own-shard" if id == "clipped_part" else ""
+            evidence = "the line of the script"
+            yield Seen(id, told.sentence, told.remedy or "", "likely", evidence, fault=fault, place=place, line=line)
 
 
 def _calls(tree: ast.AST) -> list[ast.Call]:
@@ -99,12 +98,10 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         return
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
-    for scope in (tree, *functions):
-        inside = {*_inside(scope)}
-        branches = [each for each in inside if isinstance(each, ast.If)]
+    for calls, branches in _scopes(tree):
         made: ast.Call | None = None
         wrong: list[ast.Call] = []
-        for call in (each for each in _calls(scope) if each in inside):
+        for call in calls:
             name = ast.unparse(call.func)
             given = " ".join(map(ast.unparse, [*call.args, *(each.value for each in call.keywords)]))
             if OPTIMIZES.search(name) and (match := re.search(r"([\w.]+)\.(?:named_)?parameters\(", given)):
@@ -149,12 +146,13 @@ def _is_of_scaler(call: ast.Call) -> bool:
 def _assigned(tree: ast.AST, made_by: re.Pattern) -> dict[str, ast.Call]:
     """Return what is assigned from such calls, by names."""
     return {
-        ast.unparse(target): node.value
+        ast.unparse(each): node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
         and made_by.search(ast.unparse(node.value.func))
         for target in node.targets
+        for each in (target.elts if isinstance(target, ast.Tuple) else [target])
     }
 
 
@@ -232,14 +230,7 @@ def _clipped_by_torch(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield where torch's function clips the gradients of a model that is prepared, in a script that has no other."""
     if re.search(r"NO_SHARD|(?<!utils)(?<!clip_grad)\.clip_grad_(?:norm|value)_\(|def clip_grad", code):
         return
-    prepared = {
-        ast.unparse(each)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        if PREPARES.search(ast.unparse(node.value.func))
-        for target in node.targets
-        for each in (target.elts if isinstance(target, ast.Tuple) else [target])
-    }
+    prepared = _assigned(tree, PREPARES)
     for call in _calls(tree):
         match = re.match(r"(.+?)(?:\.module)?\.parameters\(\)", ast.unparse(call.args[0]) if call.args else "")
         if CLIPS.search(ast.unparse(call.func)) and match and match[1] in prepared:
@@ -250,14 +241,10 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield where gradients are clipped between the backward pass of a scaled loss and the scaler's step."""
     if "GradScaler" not in code or NO_SCALER.search(code):
         return
-    scopes = [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))]
-    for scope in scopes:
-        inside = {*_inside(scope)}
-        calls = [each for each in _calls(scope) if each in inside]
+    for calls, branches in _scopes(tree):
         names = [ast.unparse(call.func) for call in calls]
         if "unscale_" in code and not any(name.endswith("unscale_") for name in names):
             continue  # another function may do it before
-        branches = [each for each in inside if isinstance(each, ast.If)]
         guards = [{*ast.walk(each)} for each in branches if OF_SCALER.search(ast.unparse(each.test))]
         scaled: ast.Call | None = None
         clipped: list[ast.Call] = []
@@ -271,6 +258,15 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
             elif re.search(r"(?i)scaler\w*\.step$", name):
                 yield from clipped[:1]
                 scaled, clipped = None, []
+
+
+def _scopes(tree: ast.Module) -> Iterator[tuple[list[ast.Call], list[ast.If]]]:
+    """Yield the calls, by lines, and the branches of a script and of each of its functions, without those within."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    for scope in (tree, *functions):
+        inside = {*_inside(scope)}
+        calls = [each for each in _calls(scope) if each in inside]
+        yield calls, [each for each in inside if isinstance(each, ast.If)]
 
 
 def _inside(scope: ast.AST) -> Iterator[ast.AST]:

@@ -18,7 +18,7 @@ from study.configs.pasted.words import Sentence, sentences
 from study.core.text import number_of
 from study.known import lists
 from study.known.faults import ANY, Release, releases_of
-from study.known.which_apply import fsdp_of_trainer
+from study.known.stacks import fsdp_of_trainer
 
 # Trainers whose rows are pairs: of TRL, and of what calls it or collates as it does.
 OF_PAIRS = re.compile(
