@@ -35,7 +35,7 @@ SEVERAL_NODES = {"nnodes", "num_nodes", "num_machines"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arguments:
     """The arguments of a Trainer by its names, and where each stands. `auto`: it is not known."""
 
     values: Mapping[str, Any]
@@ -68,7 +68,7 @@ class Asked:
         return "by default" if unwritten.issuperset(names.split(", ")) else "in the arguments"
 
 
-def refused(asked: Asked, config: Mapping[str, Any], ranks: int | None = None) -> Iterator[Finding]:
+def refused(asked: Arguments, config: Mapping[str, Any], ranks: int | None = None) -> Iterator[Finding]:
     """Yield what a DeepSpeed config says otherwise than the Trainer's arguments."""
     for key, name, value in _compared(asked, ranks):
         written = value_at(dict(config), key)
@@ -85,7 +85,7 @@ def refused(asked: Asked, config: Mapping[str, Any], ranks: int | None = None) -
             yield finding(id, deepspeed=key, trainer=name, values=values, place=asked.place(name))
 
 
-def _compared(asked: Asked, ranks: int | None) -> Iterator[tuple[str, str, Any]]:
+def _compared(asked: Arguments, ranks: int | None) -> Iterator[tuple[str, str, Any]]:
     """Yield each key of DeepSpeed's that the Trainer compares, its own argument, and what that says."""
     rows, passes = map(asked.value, ("per_device_train_batch_size", "gradient_accumulation_steps"))
     if asked.value("auto_find_batch_size") is not True:
@@ -105,7 +105,7 @@ def _compared(asked: Asked, ranks: int | None) -> Iterator[tuple[str, str, Any]]
         yield "scheduler.params.total_num_steps", "max_steps", most
 
 
-def of_recipe(content: Mapping[str, Any]) -> Asked:
+def of_recipe(content: Mapping[str, Any]) -> Arguments:
     """Return the arguments in a file with the Trainer's names, or with those of axolotl or another program."""
     named: dict[str, Any] = {}
     for key, does in programs().items():
@@ -114,7 +114,7 @@ def of_recipe(content: Mapping[str, Any]) -> Asked:
         if each.trainer:
             named.update((each.trainer, content[key]) for key in each.keys if key in content)
     is_whole = "finetuning_type" in content and not content.get("pure_bf16")  # LLaMA-Factory has the Trainer's defaults
-    return Asked(named | dict(content), has_defaults=is_whole)
+    return Arguments(named | dict(content), has_defaults=is_whole)
 
 
 def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
@@ -224,24 +224,24 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
     return launched
 
 
-def _asked(given: Mapping[str, str], contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Asked]:
+def _asked(given: Mapping[str, str], contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Arguments]:
     """Yield what each Trainer is asked for."""
     for name, text in given.items():
         if name.endswith(".py"):
             yield from _of_script(name, text, [each for each in commands if each.script == name])
     for command in commands:
         if command.script not in given and "deepspeed" in command.flags:
-            yield Asked(command.flags, command.places)
+            yield Arguments(command.flags, command.places)
     yield from (of_recipe(each) for each in contents.values() if kind_of(each) == TRAINER)
 
 
-def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Asked]:
+def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Arguments]:
     """Yield what a script makes as arguments of a Trainer, and what its commands give it."""
     if PARSES_ALL.search(text):
         for command in commands:
             is_whole = all(each in OWN_DEFAULTS for each in re.findall(rf"\b{TRAINERS.pattern[:-1]}\b", text))
             asked = code.own_defaults(text) | dict(command.flags)
-            yield Asked(asked, command.places, is_whole and "$" not in FLAG.sub("", command.line))
+            yield Arguments(asked, command.places, is_whole and "$" not in FLAG.sub("", command.line))
         return
     of_itself = [values for _, values in code.calls(text, TRAINERS)]
     filled, _ = code.with_defaults(text, commands[0].line if len(commands) == 1 else "")
@@ -249,4 +249,4 @@ def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Asked]
         places = {each.arg: f"{name}:{each.value.lineno}" for each in call.keywords if each.arg}
         is_whole = code.called(call) in OWN_DEFAULTS and "**" not in values
         may_be = frozenset(() if commands else (each for each in values if written[each] != values[each]))
-        yield Asked(values, places, is_whole, may_be)
+        yield Arguments(values, places, is_whole, may_be)

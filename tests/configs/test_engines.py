@@ -16,7 +16,7 @@ from study.cli.diagnosis import diagnose
 from study.cli.oom import oom
 from study.cli.stack import stack
 from study.configs import scripts
-from study.configs.arguments import Asked, refused
+from study.configs.arguments import Arguments, refused
 from study.configs.engines import contradictions, engines, texts_of
 from study.configs.oom.training import Described
 from study.configs.pasted.read import read
@@ -199,7 +199,7 @@ def test_transformers_refuses_the_same(monkeypatch):
         with contextlib.suppress(ValueError):
             config.trainer_config_finalize(written, None, 1000)
         content = CONFIG | {"train_batch_size": "auto"}
-        asked = Asked(RIGHT | ({name: value} if name else {}), has_defaults=True)
+        asked = Arguments(RIGHT | ({name: value} if name else {}), has_defaults=True)
         assert len(config.mismatches) == len([*refused(asked, content)]) == bool(name)
 
 
