@@ -287,8 +287,7 @@ def _lacks(question: Question, row: Row) -> str:
 
 def _of_sequences(question: Question, row: Row) -> list[str]:
     """Say so if the sequences of one micro-batch do not fit, whatever is done with the model states."""
-    parts = Prediction.of(training_of(question, row)).memory.at_peak
-    needs_bytes = parts.get("activations", 0) + parts.get("temporaries", 0)
+    needs_bytes = _sequence_bytes(question, row)
     if needs_bytes <= headroom_bytes(row.gpu, 0):
         return []
     logits = ""
@@ -300,9 +299,17 @@ def _of_sequences(question: Question, row: Row) -> list[str]:
     return [finding("sequences_fill_the_gpu", rows=rows, needs=amount(needs_bytes), logits=logits).said]
 
 
+def _sequence_bytes(question: Question, row: Row) -> int:
+    parts = Prediction.of(training_of(question, row)).memory.at_peak
+    return parts.get("activations", 0) + parts.get("temporaries", 0)
+
+
 def no_way_out(advice: Advice) -> list[str]:
     """Return which parallelism is left where nothing else fits."""
     if advice.ways_out:
         return []
-    long = _of_sequences(advice.question, _closest(advice))
-    return [finding("needs_sequence_parallelism" if long else "needs_other_parallelism").said]
+    row = _closest(advice)
+    of_sequence, room = _sequence_bytes(advice.question, row), headroom_bytes(row.gpu, 0)
+    fits = {"needs_sequence_parallelism": of_sequence, "needs_other_parallelism": row.peak_bytes - of_sequence}
+    needed = [id for id, needs_bytes in fits.items() if needs_bytes > room]
+    return [finding(id).said for id in needed or ["needs_other_parallelism"]]
