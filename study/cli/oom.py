@@ -19,7 +19,7 @@ from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import may_hold_whole_gradients
-from study.configs.oom.explain import IN_FP32, tokens_of_logits, widths
+from study.configs.oom.explain import IN_FP32, fits_no_tensor, tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
@@ -90,7 +90,12 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     contradiction = _contradiction(message, known, causes)
     which = predicted(message, known, named(causes))
     told = with_known(pasted, known)
-    say_wrapped(*filter(None, [which.differs, far_beyond(message, known), _not_in_script(error, known, told)]))
+    said = (
+        which.differs,
+        far_beyond(message, known) or fits_no_tensor(message, known),
+        _not_in_script(error, known, told),
+    )
+    say_wrapped(*filter(None, said))
     causes = with_remedies(message, known, causes, which, pasted)
     _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
