@@ -8,6 +8,7 @@ from pathlib import Path
 import accelerate
 import pytest
 import transformers
+import trl
 from packaging.version import Version
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
@@ -16,11 +17,12 @@ from study.cli.diagnosis import diagnose
 from study.cli.oom import oom
 from study.cli.stack import stack
 from study.configs import scripts
-from study.configs.arguments import Asked, refused
+from study.configs.arguments import ITS_OWN, Asked, refused
 from study.configs.engines import contradictions, engines, texts_of
 from study.configs.oom.training import Described
 from study.configs.pasted.read import read
 from study.configs.stacks import described
+from study.core.library_defaults import library_defaults
 from study.known.faults import table
 from study.known.which_apply import Flags, Stack, which_apply
 from study.predict.front import Wanted
@@ -198,16 +200,33 @@ def test_transformers_refuses_the_same(monkeypatch):
         with contextlib.suppress(ValueError):
             config.trainer_config_finalize(written, None, 1000)
         content = CONFIG | {"train_batch_size": "auto"}
-        asked = Asked(RIGHT | ({name: value} if name else {}), has_defaults=True)
+        asked = Asked(RIGHT | ({name: value} if name else {}), defaults=library_defaults("trainer")[""])
         assert len(config.mismatches) == len([*refused(asked, content)]) == bool(name)
 
 
+@pytest.mark.parametrize("name", ["SFT", "DPO", "GRPO", "KTO", "Reward", "RLOO"])
+def test_what_trls_configs_inherit_is_compared_as_transformers_does(name, monkeypatch, tmp_path):
+    """Each key alone is refused by both, but for those in which TRL's classes and releases differ."""
+    monkeypatch.setattr("transformers.integrations.deepspeed.dep_version_check", lambda _: None)
+    written = getattr(trl, f"{name}Config")("o", report_to="none", use_cpu=True, bf16=False)
+    config = HfTrainerDeepSpeedConfig(json.loads(json.dumps(CONFIG | {"train_batch_size": "auto"})))
+    config.trainer_config_process(written)
+    with contextlib.suppress(ValueError):
+        config.trainer_config_finalize(written, None, 1000)
+    theirs = {re.search(r"hf (\S+?)[=|]", each)[1] for each in config.mismatches}
+    script = {"train.py": f"from trl import {name}Config\n{name}Config('o', deepspeed='ds.json')\n"}
+    ours = " ".join(_told(tmp_path / "job", script, CONFIG | {"train_batch_size": "auto"}))
+    assert {each for each in theirs if re.search(rf"\b{each.strip('[]').split('+')[0]}\b", ours)} == theirs - {*ITS_OWN}
+    assert "max_grad_norm" in theirs and ours.count("The Trainer refuses") == len(theirs - {*ITS_OWN})
+
+
+REST = ", ".join(f"{name}={value!r}" for name, value in RIGHT.items() if name != "learning_rate")
 UNKNOWN = {
     "a call": "TrainingArguments(deepspeed='ds.json', learning_rate=rate(), **more)\n",
     "a loop of one's own": "engine, *_ = deepspeed.initialize(model=model, config='ds.json', learning_rate=1)\n",
-    "a name with two values": "for lr in (1, 2):\n    SFTConfig(deepspeed='ds.json', learning_rate=lr)\n",
-    "set later": "a = SFTConfig(deepspeed='ds.json', learning_rate=1)\na.learning_rate = 1e-5\n",
-    "TRL's defaults": "SFTConfig(deepspeed='ds.json')\n",
+    "a name with two values": f"for lr in (1, 2):\n    SFTConfig(deepspeed='ds.json', learning_rate=lr, {REST})\n",
+    "set later": f"a = SFTConfig(deepspeed='ds.json', learning_rate=1, {REST})\na.learning_rate = 1e-5\n",
+    "a class of one's own": "@dataclass\nclass MySFTConfig(SFTConfig): pass\nMySFTConfig(deepspeed='ds.json')\n",
 }
 
 
