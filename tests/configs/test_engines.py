@@ -204,6 +204,9 @@ def test_transformers_refuses_the_same(monkeypatch):
         assert len(config.mismatches) == len([*refused(asked, content)]) == bool(name)
 
 
+SFT = "from trl import SFTConfig\nSFTConfig('o', deepspeed='ds.json')\n"
+
+
 @pytest.mark.parametrize("name", ["SFT", "DPO", "GRPO", "KTO", "Reward", "RLOO"])
 def test_what_trls_configs_inherit_is_compared_as_transformers_does(name, monkeypatch, tmp_path):
     """Each key alone is refused by both, but for those in which TRL's classes and releases differ."""
@@ -217,7 +220,8 @@ def test_what_trls_configs_inherit_is_compared_as_transformers_does(name, monkey
     script = {"train.py": f"from trl import {name}Config\n{name}Config('o', deepspeed='ds.json')\n"}
     ours = " ".join(_told(tmp_path / "job", script, CONFIG | {"train_batch_size": "auto"}))
     assert {each for each in theirs if re.search(rf"\b{each.strip('[]').split('+')[0]}\b", ours)} == theirs - {*ITS_OWN}
-    assert "max_grad_norm" in theirs and ours.count("The Trainer refuses") == len(theirs - {*ITS_OWN})
+    assert "max_grad_norm" in theirs
+    assert ours.count("The Trainer refuses") == len(theirs - {*ITS_OWN})
 
 
 REST = ", ".join(f"{name}={value!r}" for name, value in RIGHT.items() if name != "learning_rate")
@@ -298,6 +302,31 @@ def _of_diagnose(words, capsys) -> str:
     capsys.readouterr()
     diagnose(tuple(words))
     return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+@pytest.mark.parametrize("limit", [0.5, 1.0])
+def test_a_start_that_is_refused_is_surely_wrong_by_each_command(limit, has_steps, tmp_path, capsys):
+    """And if the log shows that it was not refused, they say so."""
+    files = {"train.py": SFT, "ds.json": json.dumps({"zero_optimization": {"stage": 3}, "gradient_clipping": limit})}
+    files["train.log"] = (
+        "transformers==5.23.0\n"
+        + "{'loss': 2.1, 'grad_norm': 1.1}\n" * has_steps
+        + "CUDA out of memory. Tried to allocate 9.0 GiB"
+    )
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    words = tuple(str(tmp_path / name) for name in files)
+    for ask in (
+        lambda: oom(words, model=Wanted(), training=Described()),
+        lambda: stack(words, flags=Flags()),
+        lambda: diagnose(words)[0],
+    ):
+        answered = ask()
+        assert answered["fine"] == (limit != 0.5)  # why memory was full is likely, and not sure
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("The Trainer refuses to start: gradient_clipping is 0.5" in said) == (limit == 0.5)
+        assert ("The log shows steps: these are not its script" in said) == (limit == 0.5 and has_steps)
 
 
 @pytest.mark.parametrize("is_given", [True, False])
