@@ -278,14 +278,14 @@ def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", 
     total = statistics.mode(each[2] for each in bars) if bars else ""  # others load, or evaluate
     of_bars = [(each.start(), _seconds(each)) for each in bars if each[2] == total]
     seconds = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
+    if of_bars or seconds:
+        return of_bars or seconds, "bar" if of_bars else "seconds"
     rates = [(each.start(), float((each[1] or each[2]).replace(",", ""))) for each in RATE.finditer(log.text)]
-    if of_bars:
-        return of_bars, "bar"
-    return (seconds, "seconds") if seconds else ([(place, 1 / rate) for place, rate in rates if rate], "rate")
+    return [(place, 1 / rate) for place, rate in rates if rate], "rate"
 
 
 def _steadily(seconds: list[float]) -> tuple[int, float, float] | None:
-    """Return the first of the last steps, and the seconds at the beginning and the end, if each of eight parts rises."""
+    """Return where the last of eight parts begins, and the seconds of the first and the last, if each is slower."""
     part, middles = _medians(seconds, 8)
     rises = all(after > RISES * before for before, after in itertools.pairwise(middles))
     if len(seconds) <= 4 or not rises or middles[-1] <= GROWN * middles[0]:

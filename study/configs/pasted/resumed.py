@@ -37,27 +37,21 @@ def signs(log: Log) -> Iterator[Seen]:
 def is_cut(log: Log) -> bool:
     """Whether a text tells of a resume, and has too few lines on a side of the last one."""
     places = [line.place for line in log.usual if "loss" in line.values]
-    at = max((match.start() for match in RESUMED.finditer(log.text)), default=None)
-    return (
-        at is not None
-        and bool(places)
-        and min(sum(each < at for each in places), sum(each > at for each in places)) < FEW
-    )
+    at = max((match.start() for match in RESUMED.finditer(log.text)), default=-1)
+    before = sum(place < at for place in places)
+    return at >= 0 and bool(places) and min(before, len(places) - before) < FEW
 
 
 def _without_a_line(log: Log, rated: list[Line]) -> Iterator[Seen]:
-    """Yield where the learning rate falls and rises as in a warm-up, and steps go on: what restarts by plan only rises."""
+    """Yield where the rate falls and rises as in a warm-up, while steps go on: what restarts by plan only rises."""
+    rates, moments = [line.values["rate"] for line in rated], [*map(_moment, rated)]
     for at in range(FEW, len(rated) - FEW + 1):
-        before, after = rated[:at], rated[at:]
-        low, *rising = [line.values["rate"] for line in after[:FEW]]
-        warms_up = low < rising[0] < rising[1] and low < HALF * before[-1].values["rate"]
-        goes_on = [_moment(line) for line in (*before[-2:], after[0])]
-        is_one_file = BETWEEN_TEXTS not in log.text[before[0].place : after[0].place]
-        if warms_up and is_one_file and goes_on[0] < goes_on[1] < goes_on[2]:
-            found = filter(
-                None, (_rate(log, before, after, "From this line on"), _loss(log, before, after, "Beside it"))
-            )
-            yield from (replace(each, sure="possible") for each in found)
+        warms_up = rates[at] < rates[at + 1] < rates[at + 2] and rates[at] < HALF * rates[at - 1]
+        if warms_up and moments[at - 2] < moments[at - 1] < moments[at]:
+            before, after = rated[:at], rated[at:]
+            found = (_rate(log, before, after, "From this line on"), _loss(log, before, after, "Beside it"))
+            if BETWEEN_TEXTS not in log.text[before[0].place : after[0].place]:
+                yield from (replace(each, sure="possible") for each in found if each)
             return
 
 
