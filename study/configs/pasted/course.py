@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from study.configs.oom.reading import BETWEEN_TEXTS
-from study.configs.pasted.lines import FEW, MANY, Line, Log, Series
-from study.configs.pasted.losses import BROKEN, RANDOM, USUAL_PASSES, uniform
+from study.configs.pasted.lines import FALLS, FEW, MANY, Line, Log, Series
+from study.configs.pasted.losses import BROKEN, RANDOM, USUAL_PASSES, VOCABULARIES, uniform
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import rounded
 
@@ -28,6 +28,8 @@ NEAR_LOWEST = 0.1  # of the way from the lowest to the end: a loss that is not l
 PLATEAU, SPREAD = 0.005, 0.015  # of the loss: so little it goes on, and so little its lines differ
 LOST = ("loss-jumps-and-stays", "loss-goes-up")
 SMALLEST_VOCABULARY = 8_000
+AT_RANDOM = 0.05  # so far is the first loss of random weights from the logarithm of their vocabulary
+PRETRAINED = re.compile(r"(?i)some weights of|newly initialized|loading checkpoint shards|from_pretrained|fine-?tun")
 VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, and one with which a language model begins
 
 
@@ -37,11 +39,12 @@ def astray(log: Log, passes: int = USUAL_PASSES, vocabulary: int | None = None) 
     if len(losses) < 2 or not all(map(math.isfinite, losses)) or _begins_again(log.text, log.losses.lines):
         return None
     if len(losses) < FEW:
-        return _is_uniform(log, vocabulary)
+        return _is_uniform(log, vocabulary) or _begins_random(log, vocabulary)
     return (
         _explodes(log, vocabulary)
         or _is_stair(log)
         or _is_uniform(log, vocabulary)
+        or _begins_random(log, vocabulary)
         or _by_medians(log, passes, vocabulary)
         or _spikes(log, vocabulary)
     )
@@ -73,6 +76,15 @@ def _is_uniform(log: Log, vocabulary: int | None) -> Seen | None:
     if not words or len(losses) < (2 if vocabulary else 2 * FEW) or _warms_up(log.rates):
         return None
     return log.losses.sign("loss-plateau", 0, end=losses[-1], lines=len(losses), vocabulary=words)
+
+
+def _begins_random(log: Log, vocabulary: int | None) -> Seen | None:
+    """The first loss is the logarithm of a vocabulary, where a text tells of pretrained weights. A good start falls."""
+    first, second, *_ = log.losses.values
+    words = min([vocabulary] if vocabulary else VOCABULARIES, key=lambda each: abs(math.log(each) - first))
+    if abs(math.log(words) - first) > AT_RANDOM or second < FALLS * first or not PRETRAINED.search(log.text):
+        return None
+    return log.losses.sign("loss-begins-random", 0, first=first, vocabulary=words)
 
 
 def _by_medians(log: Log, passes: int, vocabulary: int | None = None) -> Seen | None:

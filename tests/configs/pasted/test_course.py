@@ -178,3 +178,19 @@ def test_two_lines_are_the_logarithm_of_a_vocabulary_where_the_model_is_known(lo
     told = answer(f"model: {model}\n{lines}")
     assert (told.id == "loss-plateau") == is_told
     assert not is_told or "the logarithm of 152,064" in told.found[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("before", "losses", "is_told"),
+    [
+        ("Some weights of the model checkpoint at ./m were not used when initializing M\n", (11.79, 11.71, 11.4), True),
+        ("Loading checkpoint shards: 100%\nmodel: Qwen/Qwen2.5-7B\n", (11.95, 11.8), True),
+        ("Loading checkpoint shards: 100%\nmodel: Qwen/Qwen2.5-7B\n", (11.76, 11.7), False),
+        ("Loading checkpoint shards: 100%\n", (11.76, 6.7, 4.4), False),
+        ("Loading checkpoint shards: 100%\n", (2.76, 2.7, 2.4), False),
+        ("", (11.79, 11.71, 11.4), False),  # a training from the start begins so
+    ],
+)
+def test_a_fine_tuning_that_begins_as_random_weights_do_has_not_loaded_its_own(before, losses, is_told):
+    lines = "".join(f"{{'loss': {loss}, 'grad_norm': 2.{at}}}\n" for at, loss in enumerate(losses))
+    assert ("loss-begins-random" in [each.id for each in answer(before + lines).found]) == is_told
