@@ -78,14 +78,14 @@ class AskedStack:
     def is_left_open_once(self, each: Applies) -> bool:
         """Whether a script and the releases leave one question open, and none of the release itself.
 
-        A release older than all that were tested most likely has what the oldest of them has: it counts where a
-        condition is met that says more of a training.
+        A release older than all that were tested most likely has what the oldest of them has, unless that needs a key
+        of a config, which may be younger: it counts where a condition is met that says more of a training.
         """
         if not self.has_script or not isinstance(each.release, Version) or len(each.why) != 1:
             return False
         oldest = each.fault.tested[0]
         is_older = each.release < oldest and each.fault.contains(oldest)
-        is_met = bool({*each.fault.conditions} - USUAL - each.unknown)
+        is_met = "keys" not in each.fault.conditions and bool({*each.fault.conditions} - USUAL - each.unknown)
         return (each.may_be_inside and each.is_tested) or (is_older and is_met)
 
     def order(self, each: Applies) -> tuple:
