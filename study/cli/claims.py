@@ -283,10 +283,11 @@ def say_runs(rows: Sequence[comparison.Compared]) -> None:
         if row.runs:
             records_of = number_of(len(row.runs), "pairs of records" if row.evidence.over else "records")
             more = f", of which {MOST_RUNS} follow; --json has all" if len(row.runs) > MOST_RUNS else ""
-            say("", f"{row.claim}: {in_full(row.value)} comes from {records_of} ({row.distinct}){more}:")
-            valued = [f"  {in_full(value)}: {of}" for value, of in zip(row.values, row.runs, strict=True)]
-            say(*valued[: MOST_RUNS - 1], *valued[MOST_RUNS - 1 :][-1:])  # the least and the largest are among them
-            say(*[f"  More like them: {command}" for command in row.alike])
+            say_wrapped("", f"{row.claim}: {in_full(row.value)} comes from {records_of} ({row.distinct}){more}:")
+            valued = [f"{in_full(value)}: {of}" for value, of in zip(row.values, row.runs, strict=True)]
+            shown = [*valued[: MOST_RUNS - 1], *valued[MOST_RUNS - 1 :][-1:]]  # with the least and the largest
+            say_wrapped(*shown, indent="    ", first="  ")
+            say_wrapped(*row.alike, indent="    ", first="  More like them: ", end=" \\")  # as a shell reads it
     if any(row.runs for row in rows):
         say_wrapped("", "`More like them` makes runs of the same arm and model, and not these records again.")
 

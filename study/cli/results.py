@@ -94,7 +94,8 @@ def compare(
         return _with_losses(_compare_arms(loaded, every), loaded.done)
     comparison = comparing.compare(loaded)
     say_wrapped(comparing.answer(comparison), "")
-    show(comparison.rows)
+    known = {name for row in comparison.rows for name, value in row.items() if value is not None}
+    show([{name: value for name, value in row.items() if name in known} for row in comparison.rows])
     say_wrapped("", *comparing.notes(comparison), indent="  ")
     return _with_losses([dataclasses.asdict(comparison)], loaded.done)[0]
 

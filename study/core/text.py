@@ -207,20 +207,22 @@ def say(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None) -> list[str]:
-    """Return the lines of a text. The first begins with `first`, the others with `indent`."""
+def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None, end: str = "") -> list[str]:
+    """Return the lines of a text. The first begins with `first`, the others with `indent`. All but the last end so."""
     if is_terminal is None:
         is_terminal = sys.stdout.isatty()
     width = min(WIDTH, _columns(is_terminal, WIDTH))
     whole = BEFORE_UNIT.sub(GLUE, text)
-    wrapper = textwrap.TextWrapper(width, first, indent, break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(width - len(end), first, indent, break_long_words=False, break_on_hyphens=False)
     lines = wrapper.wrap(whole)
-    return [line.replace(GLUE, " ") for line in lines] or [""]
+    return [line.replace(GLUE, " ") + end for line in lines[:-1]] + [
+        line.replace(GLUE, " ") for line in lines[-1:] or [""]
+    ]
 
 
-def say_wrapped(*texts: str, indent: str = "", first: str = "") -> None:
+def say_wrapped(*texts: str, indent: str = "", first: str = "", end: str = "") -> None:
     for text in texts:
-        say(*wrapped(text, indent, first))
+        say(*wrapped(text, indent, first, end=end))
 
 
 def say_aside(text: str) -> None:

@@ -4,6 +4,7 @@
 from study.predict import calibration, deepspeed_keys, papers
 from study.predict.advise import (
     FASTER,
+    FULL,
     MISS,
     MORE_ROWS,
     MOST_GPUS,

@@ -81,6 +81,7 @@ def told(text):
 told
 """
 AT_ONCE = 2  # notebooks: a kernel is one process
+MANY = 9  # sections, from which on a page lists them at its top
 # A kernel warns that it talks over TCP, and says that it was told to end
 QUIETLY = {"progress_bar": False, "kernel_name": "python3", "extra_arguments": ["--log-level=CRITICAL"]}
 
@@ -283,7 +284,8 @@ def linked(text: str, folder: Path) -> str:
 def write_texts(site: Path, name: str, cells: list[str], title: str, source: str, later: str = "") -> None:
     """Write a page of Markdown. A phone folds its sections from the heading `later` on."""
     book = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_markdown_cell, cells)))
-    write(site, name, "notebook", body=as_page(book), title=title, source=source, later=later)
+    body = as_page(book)
+    write(site, name, "notebook", body=body, title=title, source=source, later=later, contents=contents(body))
 
 
 def write_by_hand(site: Path) -> None:
@@ -331,8 +333,15 @@ def write_notebook(site: Path, path: Path, problem: str) -> None:
             # An error and a warning name folders of this machine.
             cell.outputs = [each for each in cell.outputs if each.output_type in ("display_data", "execute_result")]
     source = f"notebooks/{path.stem}.ipynb, executed"
-    values = {"body": as_page(book), "problem": redact(problem), "title": NOTEBOOKS[path.stem], "source": source}
-    write(site, path.stem, "notebook", **values)
+    body = as_page(book)
+    values = {"body": body, "problem": redact(problem), "title": NOTEBOOKS[path.stem], "source": source}
+    write(site, path.stem, "notebook", **values, contents=contents(body))
+
+
+def contents(body: str) -> list[tuple[str, str]]:
+    """Return the sections of a page that has many, by their places."""
+    found = re.findall(r'<h2 id="([^"]+)">(.+?)</h2>', body)
+    return found if len(found) >= MANY else []
 
 
 @functools.cache

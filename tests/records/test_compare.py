@@ -1,14 +1,17 @@
 """Runs side by side: what is pooled, what never is, and what is said of the rest. The records are invented."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
 
+from study.cli.results import compare as compare_command
 from study.records import runs
 from study.records.compare import Comparison, median_with_interval, notes, unequal_losses
 from study.records.compare import compare as compare_runs
 from tests import shaped
+from tests.conftest import ROOT
 
 ERROR = {"kind": "Stop", "message": "no memory", "what_to_do": "try again"}
 CHANGES = {
@@ -85,6 +88,16 @@ def test_paths_and_what_a_boot_changes_do_not_split_a_row(compared_of):
     }
     (row,) = compared_of({}, *({field: value} for field, value in same.items())).rows
     assert row["runs"] == 1 + len(same)
+
+
+def test_a_column_that_nothing_fills_is_not_shown(monkeypatch, capsys):
+    """Of virtual ranks no second is known, and no loss. --json has all."""
+    monkeypatch.setenv("COLUMNS", "300")
+    result = compare_command((ROOT / "reports/cpu-2core/runs/at_scale",))
+    head = re.search("^arm  .*$", capsys.readouterr().out, re.MULTILINE)[0].split("  ")
+    assert {"peak MB", "virtual_ranks"} <= {name.strip() for name in head}
+    assert not {"s/step", "vs A", "loss", "eval loss"} & {name.strip() for name in head}
+    assert {"s/step", "loss"} <= result["rows"][0].keys()
 
 
 def test_seeds_are_pooled_and_an_interval_takes_three_runs(compared_of):

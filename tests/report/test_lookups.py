@@ -14,7 +14,7 @@ from study.core.arms import NAMES, ROOT
 from study.core.text import size
 from study.known.faults import Release, table
 from study.known.which_apply import WAYS, Answer, Flags, which_apply
-from study.predict.front import HOST_PROCESS_BYTES, PlaceFlags, TrainingFlags, estimate, named
+from study.predict.front import HOST_PROCESS_BYTES, PlaceFlags, Prediction, TrainingFlags, named
 from study.report import calculator, stacks
 
 MODELS = json.loads(calculator.FILE.read_text())
@@ -153,7 +153,7 @@ def estimated(model: str, sequence: str, gpus: str, arm: str, activations: str, 
     flags = TrainingFlags(gpus=int(gpus), sequence=int(sequence), precision=calculator.PRECISION)
     recomputes = activations == "recomputed"
     passes = PassFlags(arm=arm, micro_batch=rows, accumulation=accumulation, checkpointing=recomputes)
-    return estimate(training_of(named(model), flags, PlaceFlags(gpu="H100"), passes, None)[0])
+    return Prediction.of(training_of(named(model), flags, PlaceFlags(gpu="H100"), passes, None)[0])
 
 
 def drawn(number: int):
@@ -172,7 +172,7 @@ def test_drawn_cells_of_the_calculator_are_those_of_study_estimate():
     """After a change of the predictor run tools/calculator_tables.py."""
     for cell, lines in drawn(12):
         for accumulation, line in zip(calculator.ACCUMULATIONS, lines, strict=True):
-            found = [estimated(*cell, rows, accumulation) for rows in calculator.MICRO_BATCHES]
+            found = [estimated(*cell, rows, accumulation).memory for rows in calculator.MICRO_BATCHES]
             expected = [each.peak_bytes for each in found]
             if host_bytes := found[0].host_bytes:
                 assert {each.host_bytes for each in found} == {host_bytes}, "whatever the micro-batch"
@@ -194,7 +194,7 @@ def test_any_gradient_accumulation_takes_what_eight_micro_batches_take():
     """The page says how nearly. BERT-base with stage 1 is the furthest."""
     furthest = ("bert-base", "512", "64", "zero1", "recomputed")
     for cell, (_, line) in [*drawn(15), (furthest, MODELS["bert-base"]["512"]["zero1"]["64"][0])]:
-        two, three, many = (estimated(*cell, 1, each).peak_bytes / 1e6 for each in (2, 3, 64))
+        two, three, many = (estimated(*cell, 1, each).memory.peak_bytes / 1e6 for each in (2, 3, 64))
         assert (three, many) == pytest.approx((line[0], line[0]), rel=0.01), cell
         assert 0.96 < two / line[0] < 1.01, cell
     assert two / line[0] < 0.98

@@ -8,7 +8,8 @@ const gb = (bytes) => Number(((bytes / 1e9) * (1 + 1e-12)).toPrecision(3)); // a
 
 function fits(peak, host, gpus, card) {
   if (peak > card.most_bytes || host > card.host_bytes[gpus]) return "no";
-  return peak > card.roomy_bytes ? "just" : "yes";
+  if (peak > card.roomy_bytes) return "just";
+  return peak > card.sure_bytes ? "tensors" : "yes"; // whatever PyTorch reserves
 }
 
 // A model has no sequences that are longer than its positions.
@@ -36,13 +37,19 @@ function simplest(found) {
     (a.disk > 0) - (b.disk > 0) || (a.fits === "just") - (b.fits === "just") || (a.host > 0) - (b.host > 0)))[0];
 }
 
+const CLOSE = {
+  just: " It fits only just.",
+  tensors: " Its tensors fit. PyTorch reserves more: study estimate says whether that fits.",
+};
+
 function sentence(found, machine, card) {
   const arm = simplest(found);
   if (!arm) return `Nothing fits on ${machine}: neither their memory nor the host's is enough. Try more GPUs.`;
+  const verb = arm.fits === "tensors" ? "Try" : "Use";
   const size = `${gb(arm.peak)} of ${gb(card.memory_bytes)} GB`;
   const beside = arm.host ? `${gb(arm.host)} GB of a node's host memory` : "no offloading";
   const disk = arm.disk ? ` It needs a disk: ${gb(arm.disk)} GB for each GPU.` : "";
-  return `Use ${arm.name} on ${machine}: ${size} and ${beside}.${disk}${arm.fits === "just" ? " It fits only just." : ""}`;
+  return `${verb} ${arm.name} on ${machine}: ${size} and ${beside}.${disk}${CLOSE[arm.fits] || ""}`;
 }
 
 function show() {

@@ -1,8 +1,9 @@
 """What a stage does, for learners: the records beside a calculation by hand, and a figure that a reader can drag."""
 
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -12,8 +13,6 @@ from study.records.runs import Runs
 from study.report import style
 
 ARMS = ("ddp", "zero1", "zero2", "zero3")
-STATES = ("weights", "master", "moments")  # what is there after each step; gradients come and go
-AT_PEAK = "gradients at the peak"
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 TINY = {"task": "wikitext", "model": "gpt-tiny", "ranks": 2, "virtual": False, "precision": "fp32"}
 ALL_TRAIN = {"lora_rank": None, "train_only": None}  # states of adapters are few bytes of many parameters
@@ -67,17 +66,48 @@ def held() -> Figure:
     return drawing
 
 
-def recorded(runs: Runs, parts: Iterable[str]) -> pd.DataFrame:
-    """Return one run of each arm, with the bytes a parameter of some parts of a step: states, or collectives."""
-    rows: dict[str, dict[str, Any]] = {}
+def train(folder: str) -> None:
+    """Train the four arms on two ranks now, in about a minute."""
+    for arm in ARMS:
+        words = ["sweep", "smoke", "--only", "part=arms", "task=wikitext", f"arm={arm}", "--runs", folder]
+        subprocess.run([sys.executable, "-m", "study.cli", *words], check=True)
+
+
+def recorded(runs: Runs) -> dict[str, dict[str, float]]:
+    """Return by arm a rank's bytes a parameter: states after a step, gradients at the peak, collectives of a step."""
+    found: dict[str, dict[str, float]] = {}
     for run in runs.select(arm=list(ARMS)).done:
-        observed = run.record.observed
         sizes = metrics.sent(run.record)
         for first_rank in run.record.memory.components.per_rank[:1]:
             sizes |= first_rank.after_step
-            sizes[AT_PEAK] = (first_rank.at_peak or {}).get("gradients", 0)
-        row: dict[str, Any] = {"arm": run.record.arm}
-        row |= {part: round(sizes.get(part, 0) / (observed.parameters or 1), 3) for part in parts}
-        # Of repeats the first: they hold and send the same.
-        rows.setdefault(run.record.arm, row | {"parameters": observed.parameters, "run": run.record.run_id})
-    return pd.DataFrame(rows.values())
+            sizes["gradients"] = (first_rank.at_peak or {}).get("gradients", 0)
+        each = {
+            part: round(size_bytes / (run.record.observed.parameters or 1), 3) for part, size_bytes in sizes.items()
+        }
+        found.setdefault(run.record.arm, each)  # of repeats the first: they hold and send the same
+    return found
+
+
+def beside(runs: Runs, by_hand: Mapping[str, Mapping[str, float]], parts: Iterable[str]) -> pd.DataFrame:
+    """Return the recorded bytes a parameter of some parts, each right of what was computed by hand."""
+    rows = []
+    for arm, sizes in recorded(runs).items():
+        row: dict[str, float | str] = {"arm": arm}
+        for part in parts:
+            if part in by_hand[arm]:
+                row[f"{part} by hand"] = by_hand[arm][part]
+            row[f"{part} at the peak" if part == "gradients" else part] = sizes.get(part, 0)
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def sent(runs: Runs, times: Mapping[str, float]) -> pd.DataFrame:
+    """Return what a step sends in bytes a parameter, and how many times DDP's: by the paper's count, and recorded."""
+    rows = pd.DataFrame(
+        [{"arm": arm} | {kind: of.get(kind, 0) for kind in COLLECTIVES} for arm, of in recorded(runs).items()]
+    )
+    if len(rows):
+        rows["over DDP, paper"] = [times[arm] / times["ddp"] for arm in rows["arm"]]
+        total = 2 * rows["all_reduce"] + rows["reduce_scatter"] + rows["all_gather"]
+        rows["over DDP, counted"] = total / total[rows["arm"] == "ddp"].iloc[0]
+    return rows
