@@ -38,7 +38,7 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known import lists
 from study.known.faults import ANY
-from study.known.findings import with_id
+from study.known.findings import in_a_sentence, with_id
 from study.known.stacks import Stack
 from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
 from study.report.advice import nodes_note
@@ -104,7 +104,13 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped(
             f"Where the script reads {', '.join(defaults)}, their defaults count: the launch command may give others."
         )
-    notes = [*engines.in_words(engines.texts_of(error)), *(each.sentence for each in known.conflicts), *_of_keys(known)]
+    differ = [*engines.contradictions(engines.texts_of(error))]
+    notes = [
+        *map(in_a_sentence, differ),
+        *engines.started(differ, error),
+        *(each.sentence for each in known.conflicts),
+        *_of_keys(known),
+    ]
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
     notes += of_unknown_kind(paths)
@@ -120,7 +126,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _ask(message, known, causes, pasted.text, {path.name for path in paths}, _says_no_adapters(error))
     if not which.words:  # one that fits is what failed
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
-    found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
+    found: dict[str, Any] = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
+    found |= {"mistakes": list(map(asdict, differ)), "fine": not any(each.is_surely_wrong for each in differ)}
     return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
 
 

@@ -23,7 +23,9 @@ from study.core.text import comparable, is_number
 from study.known.findings import Finding, finding, texts
 
 TRAINERS = re.compile(r"\w*(?:TrainingArguments|(?:SFT|DPO|GRPO|KTO|ORPO|CPO|Reward|RLOO|PPO)Config)$")
-OWN_DEFAULTS = ("TrainingArguments", "Seq2SeqTrainingArguments")  # TRL's classes have others
+OF_TRAINER = re.compile(r"(?:Seq2Seq)?TrainingArguments")
+OF_TRL = re.compile(r"(?:SFT|DPO|GRPO|KTO|ORPO|CPO|Reward|RLOO)Config")
+ITS_OWN = ("learning_rate", "bf16")  # of what is compared here: TRL's classes and releases differ in these (1.16.0)
 PARSES_ALL = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
 CLIPS, LOADS = re.compile("clip_grad_norm_"), re.compile("from_pretrained")
 KNOWS_STAGE = re.compile(r"\w*TrainingArguments|Accelerator|HfDeepSpeedConfig|(?:SFT|DPO|GRPO|KTO)Config")
@@ -40,14 +42,14 @@ class Arguments:
 
     values: Mapping[str, Any]
     places: Mapping[str, str] = field(default_factory=dict)
-    has_defaults: bool = False  # what is not written is the Trainer's default
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of what is not written
     may_be: frozenset[str] = frozenset()  # a command that is not given may say another
 
     def value(self, name: str) -> Any:
         """Return an argument as it counts, a number as such."""
         value = self.values.get(name)
         if value in (None, "None"):
-            value = library_defaults("trainer")[""].get(name, AUTO) if self.has_defaults else AUTO
+            value = self.defaults.get(name, AUTO)
         return comparable(value) if is_number(comparable(value)) else value
 
     def half(self, name: str) -> Any:
@@ -114,7 +116,7 @@ def of_recipe(content: Mapping[str, Any]) -> Arguments:
         if each.trainer:
             named.update((each.trainer, content[key]) for key in each.keys if key in content)
     is_whole = "finetuning_type" in content and not content.get("pure_bf16")  # LLaMA-Factory has the Trainer's defaults
-    return Arguments(named | dict(content), has_defaults=is_whole)
+    return Arguments(named | dict(content), defaults=_defaults(["TrainingArguments"] if is_whole else []))
 
 
 def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
@@ -239,14 +241,24 @@ def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Argume
     """Yield what a script makes as arguments of a Trainer, and what its commands give it."""
     if PARSES_ALL.search(text):
         for command in commands:
-            is_whole = all(each in OWN_DEFAULTS for each in re.findall(rf"\b{TRAINERS.pattern[:-1]}\b", text))
+            classes = re.findall(rf"\b{TRAINERS.pattern[:-1]}\b", text)
             asked = code.own_defaults(text) | dict(command.flags)
-            yield Arguments(asked, command.places, is_whole and "$" not in FLAG.sub("", command.line))
+            is_whole = "$" not in FLAG.sub("", command.line)
+            yield Arguments(asked, command.places, _defaults(classes if is_whole else []))
         return
     of_itself = [values for _, values in code.calls(text, TRAINERS)]
     filled, _ = code.with_defaults(text, commands[0].line if len(commands) == 1 else "")
     for (call, values), written in zip(code.calls(filled, TRAINERS), of_itself, strict=True):
         places = {each.arg: f"{name}:{each.value.lineno}" for each in call.keywords if each.arg}
-        is_whole = code.called(call) in OWN_DEFAULTS and "**" not in values
+        defaults = _defaults([] if "**" in values else [code.called(call)])
         may_be = frozenset(() if commands else (each for each in values if written[each] != values[each]))
-        yield Arguments(values, places, is_whole, may_be)
+        yield Arguments(values, places, defaults, may_be)
+
+
+def _defaults(classes: list[str]) -> dict[str, Any]:
+    """Return the defaults of classes of arguments; nothing, where one has its own."""
+    defaults = library_defaults("trainer")[""]
+    if not classes or not all(OF_TRAINER.fullmatch(each) or OF_TRL.fullmatch(each) for each in classes):
+        return {}
+    is_of_trl = any(map(OF_TRL.fullmatch, classes))
+    return {name: value for name, value in defaults.items() if not (is_of_trl and name in ITS_OWN)}
