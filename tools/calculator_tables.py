@@ -1,6 +1,6 @@
 """Writes `reports/calculator.json`: what the built-in shapes need on a GPU, as `study estimate` says.
 
-`python tools/calculator_tables.py` takes three minutes.
+`python tools/calculator_tables.py` takes some minutes.
 """
 
 import argparse

@@ -1,12 +1,12 @@
 """`study advise`: which arm to use on given GPUs, or how many GPUs are enough."""
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 
 from study.core import arms
 from study.core.errors import Stop
 from study.core.text import say, say_wrapped, show
-from study.known.findings import finding
 from study.predict.front import (
     MOST_GPUS,
     Advice,
@@ -19,6 +19,7 @@ from study.predict.front import (
     Wanted,
     asked_for,
     fewest,
+    training_of,
 )
 from study.predict.front import advise as recommend
 from study.report import accuracy, rows
@@ -59,6 +60,8 @@ def advise(
     say_wrapped(*lines, "")
     show(rows.table(advice))
     notes = [*answer.shape_note(shape, model.params), *answer.attention_note(shape, place.attention_kernel)]
+    of_fsdp2 = [training_of(advice.question, row) for row in advice.rows if row.arm == "fsdp2"]
+    notes += [note for each in of_fsdp2 for note in answer.experts_note(each)]
     say_wrapped("", rows.below_table(advice), *rows.synced(advice), *notes)
     if details:
         show_details(advice, detail, step.batch is None)
@@ -87,6 +90,9 @@ def advice_on(shape: Transformer, training: TrainingFlags, place: PlaceFlags, st
     if advice := fewest(shape, training, place, step):
         return advice
     remedy = "give --lora-rank, a shorter --sequence, or a larger --gpu"
+    with suppress(Stop):  # a loss in pieces is not traced of every model where PyTorch is missing
+        if advice := None if place.chunked_loss else fewest(shape, training, replace(place, chunked_loss=True), step):
+            remedy = f"give --chunked-loss. {answer.enough(advice, step.batch)}".rstrip(".")
     raise Stop(f"no 1 to {MOST_GPUS} {place.gpu} hold {shape.name}", remedy)
 
 
@@ -97,11 +103,12 @@ def instead(advice: Advice, training: TrainingFlags, place: PlaceFlags, step: St
         return answer.recompute_note(choice.checkpointing, shape, arms.load_arm(choice.arm).stage)
     if larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
         return [answer.enough(larger, step.batch)]
-    return [finding("needs_other_parallelism").said]
+    return answer.no_way_out(advice)
 
 
 def show_details(advice: Advice, detail: str, is_default_batch: bool) -> None:
     say_wrapped(*rows.stage_3_holds_no_less(advice))
+    say_wrapped(*rows.throughputs(advice))
     if detail:
         say_wrapped("", f"In detail: {detail}", indent="  ")
     say("", "Predicted for:")

@@ -49,7 +49,7 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
     together = About("These files", "read together", [*engines.contradictions(engines.texts_of(words))])
     if together.findings:
         _show(together, together.findings)
-        say_wrapped("")
+        say_wrapped(*engines.started(together.findings, words), "")
     told = []
     if text or symptom or not paths:
         told = tell_text(paths, text, symptom, details, words, says_nothing=not together.findings)

@@ -95,9 +95,9 @@ def names_gpu(place: PlaceFlags) -> bool:
 def anywhere(place: PlaceFlags) -> PlaceFlags:
     """Return nodes as most are: without a kind of GPU nobody has said how large they are.
 
-    The kind that is taken changes no number, as no time is asked for.
+    The kind that is taken changes no number, as no time is asked for. Nodes may be of a size that somebody says.
     """
-    if place.link or place.gpus_per_node or place.disk or place.gpu_memory:
+    if place.link or place.disk or place.gpu_memory:
         raise Stop("options of a machine need its kind of GPU", "give --gpu")
     return replace(place, gpu=ANY_GPU, machine=None)
 
@@ -174,7 +174,7 @@ def estimate(
     if arm.deepspeed and "deepspeed" in read and buckets is None:
         read["buckets"] = int(dict(keys)[deepspeed_keys.REDUCED])
     ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys, sync_each_batch)
-    needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine)
+    needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine, place.gpus_per_node)
     unread = [*unread_of_arm(arm, training, buckets, sync_each_batch)]
     unread += unread_of_place(arm, ours.placement.ranks, place, ours.model)
     notes = [f"Not read: {', '.join(unread)}."] if unread else []
@@ -191,7 +191,8 @@ def estimate(
     notes += answer.recompute_note(passes.checkpointing, ours.model, arm.stage)
     notes += [*answer.gradients_note(ours), *answer.bucket_note(ours), *answer.stages_note(ours)]
     notes += answer.attention_note(ours.model, place.attention_kernel)
-    notes += answer.nodes_note(arm, ours.placement.ranks) if machine is None else []
+    notes += answer.nodes_note(arm, ours.placement.ranks) if machine is None and not place.gpus_per_node else []
+    notes += answer.experts_note(ours)
     # A number of parameters is taken for a shape of about that size; their states need no shape.
     parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
     states = estimates.model_states(needs, parameters)

@@ -19,7 +19,7 @@ from study.configs.oom import reading
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import may_hold_whole_gradients
-from study.configs.oom.explain import IN_FP32, tokens_of_logits, widths
+from study.configs.oom.explain import IN_FP32, fits_no_tensor, tokens_of_logits, widths
 from study.configs.oom.fitting import far_beyond, named, predicted
 from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
@@ -38,7 +38,7 @@ from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known import lists
 from study.known.faults import ANY
-from study.known.findings import with_id
+from study.known.findings import in_a_sentence, with_id
 from study.known.stacks import Stack
 from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
 from study.report.advice import nodes_note
@@ -90,7 +90,12 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     contradiction = _contradiction(message, known, causes)
     which = predicted(message, known, named(causes))
     told = with_known(pasted, known)
-    say_wrapped(*filter(None, [which.differs, far_beyond(message, known), _not_in_script(error, known, told)]))
+    said = (
+        which.differs,
+        far_beyond(message, known) or fits_no_tensor(message, known),
+        _not_in_script(error, known, told),
+    )
+    say_wrapped(*filter(None, said))
     causes = with_remedies(message, known, causes, which, pasted)
     _show_causes(causes)
     say_wrapped("", f"The message ({message.where.removeprefix('oom-')}): {message.quoted}")
@@ -99,7 +104,13 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         say_wrapped(
             f"Where the script reads {', '.join(defaults)}, their defaults count: the launch command may give others."
         )
-    notes = [*engines.in_words(engines.texts_of(error)), *(each.sentence for each in known.conflicts), *_of_keys(known)]
+    differ = [*engines.contradictions(engines.texts_of(error))]
+    notes = [
+        *map(in_a_sentence, differ),
+        *engines.started(differ, error),
+        *(each.sentence for each in known.conflicts),
+        *_of_keys(known),
+    ]
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
     notes += of_unknown_kind(paths)
@@ -115,7 +126,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _ask(message, known, causes, pasted.text, {path.name for path in paths}, _says_no_adapters(error))
     if not which.words:  # one that fits is what failed
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
-    found = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
+    found: dict[str, Any] = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
+    found |= {"mistakes": list(map(asdict, differ)), "fine": not any(each.is_surely_wrong for each in differ)}
     return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
 
 

@@ -12,11 +12,11 @@ from study.configs import engines
 from study.core.arms import Arm, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
-from study.core.text import during, one_by_one, say_wrapped
+from study.core.text import during, one_by_one, say_aside, say_wrapped
 from study.records import store
 from study.rehearsal import alternatives
 from study.rehearsal.group import Group, group_of_config
-from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched
+from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched, misplaced
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.scripts import found
 from study.rehearsal.start import parts_from_rank_1, ran, tried
@@ -150,6 +150,9 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     """Return the request for a rehearsal. Raise Stop if the words make none."""
     launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
     path, module = found(launch.script)
+    if script in LAUNCHERS:
+        for name in misplaced(launch.words, path.read_text(errors="replace")):
+            say_aside(f"{name} went to {path.name}, which does not name it. For study virtual write it before {script}")
     if there.real and not num_gpus():
         raise Stop("--real needs a GPU, and there is none here", "leave it out: a rehearsal without values needs none")
     config = config_of(machines.config_file or launch.config_file)

@@ -58,6 +58,7 @@ def stack(
     notes += compared_with(mistaken, used.releases)
     if symptom and not symptom_of_word(symptom):
         notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")
+    notes += engines.started(differ, words)
     say_wrapped(*map(in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
     answer = told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
     is_wrong = any(each.is_surely_wrong for each in (*differ, *mistaken))

@@ -23,7 +23,9 @@ from study.core.text import comparable, is_number
 from study.known.findings import Finding, finding, texts
 
 TRAINERS = re.compile(r"\w*(?:TrainingArguments|(?:SFT|DPO|GRPO|KTO|ORPO|CPO|Reward|RLOO|PPO)Config)$")
-OWN_DEFAULTS = ("TrainingArguments", "Seq2SeqTrainingArguments")  # TRL's classes have others
+OF_TRAINER = re.compile(r"(?:Seq2Seq)?TrainingArguments")
+OF_TRL = re.compile(r"(?:SFT|DPO|GRPO|KTO|ORPO|CPO|Reward|RLOO)Config")
+ITS_OWN = ("learning_rate", "bf16")  # of what is compared here: TRL's classes and releases differ in these (1.16.0)
 PARSES_ALL = re.compile(r"HfArgumentParser|TrlParser|parse_args_into_dataclasses")
 CLIPS, LOADS = re.compile("clip_grad_norm_"), re.compile("from_pretrained")
 KNOWS_STAGE = re.compile(r"\w*TrainingArguments|Accelerator|HfDeepSpeedConfig|(?:SFT|DPO|GRPO|KTO)Config")
@@ -35,19 +37,19 @@ SEVERAL_NODES = {"nnodes", "num_nodes", "num_machines"}
 
 
 @dataclass(frozen=True)
-class Asked:
+class Arguments:
     """The arguments of a Trainer by its names, and where each stands. `auto`: it is not known."""
 
     values: Mapping[str, Any]
     places: Mapping[str, str] = field(default_factory=dict)
-    has_defaults: bool = False  # what is not written is the Trainer's default
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of what is not written
     may_be: frozenset[str] = frozenset()  # a command that is not given may say another
 
     def value(self, name: str) -> Any:
         """Return an argument as it counts, a number as such."""
         value = self.values.get(name)
         if value in (None, "None"):
-            value = library_defaults("trainer")[""].get(name, AUTO) if self.has_defaults else AUTO
+            value = self.defaults.get(name, AUTO)
         return comparable(value) if is_number(comparable(value)) else value
 
     def half(self, name: str) -> Any:
@@ -68,7 +70,7 @@ class Asked:
         return "by default" if unwritten.issuperset(names.split(", ")) else "in the arguments"
 
 
-def refused(asked: Asked, config: Mapping[str, Any], ranks: int | None = None) -> Iterator[Finding]:
+def refused(asked: Arguments, config: Mapping[str, Any], ranks: int | None = None) -> Iterator[Finding]:
     """Yield what a DeepSpeed config says otherwise than the Trainer's arguments."""
     for key, name, value in _compared(asked, ranks):
         written = value_at(dict(config), key)
@@ -85,7 +87,7 @@ def refused(asked: Asked, config: Mapping[str, Any], ranks: int | None = None) -
             yield finding(id, deepspeed=key, trainer=name, values=values, place=asked.place(name))
 
 
-def _compared(asked: Asked, ranks: int | None) -> Iterator[tuple[str, str, Any]]:
+def _compared(asked: Arguments, ranks: int | None) -> Iterator[tuple[str, str, Any]]:
     """Yield each key of DeepSpeed's that the Trainer compares, its own argument, and what that says."""
     rows, passes = map(asked.value, ("per_device_train_batch_size", "gradient_accumulation_steps"))
     if asked.value("auto_find_batch_size") is not True:
@@ -105,7 +107,7 @@ def _compared(asked: Asked, ranks: int | None) -> Iterator[tuple[str, str, Any]]
         yield "scheduler.params.total_num_steps", "max_steps", most
 
 
-def of_recipe(content: Mapping[str, Any]) -> Asked:
+def of_recipe(content: Mapping[str, Any]) -> Arguments:
     """Return the arguments in a file with the Trainer's names, or with those of axolotl or another program."""
     named: dict[str, Any] = {}
     for key, does in programs().items():
@@ -114,7 +116,7 @@ def of_recipe(content: Mapping[str, Any]) -> Asked:
         if each.trainer:
             named.update((each.trainer, content[key]) for key in each.keys if key in content)
     is_whole = "finetuning_type" in content and not content.get("pure_bf16")  # LLaMA-Factory has the Trainer's defaults
-    return Asked(named | dict(content), has_defaults=is_whole)
+    return Arguments(named | dict(content), defaults=_defaults(["TrainingArguments"] if is_whole else []))
 
 
 def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
@@ -224,29 +226,39 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
     return launched
 
 
-def _asked(given: Mapping[str, str], contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Asked]:
+def _asked(given: Mapping[str, str], contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Arguments]:
     """Yield what each Trainer is asked for."""
     for name, text in given.items():
         if name.endswith(".py"):
             yield from _of_script(name, text, [each for each in commands if each.script == name])
     for command in commands:
         if command.script not in given and "deepspeed" in command.flags:
-            yield Asked(command.flags, command.places)
+            yield Arguments(command.flags, command.places)
     yield from (of_recipe(each) for each in contents.values() if kind_of(each) == TRAINER)
 
 
-def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Asked]:
+def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Arguments]:
     """Yield what a script makes as arguments of a Trainer, and what its commands give it."""
     if PARSES_ALL.search(text):
         for command in commands:
-            is_whole = all(each in OWN_DEFAULTS for each in re.findall(rf"\b{TRAINERS.pattern[:-1]}\b", text))
+            classes = re.findall(rf"\b{TRAINERS.pattern[:-1]}\b", text)
             asked = code.own_defaults(text) | dict(command.flags)
-            yield Asked(asked, command.places, is_whole and "$" not in FLAG.sub("", command.line))
+            is_whole = "$" not in FLAG.sub("", command.line)
+            yield Arguments(asked, command.places, _defaults(classes if is_whole else []))
         return
     of_itself = [values for _, values in code.calls(text, TRAINERS)]
     filled, _ = code.with_defaults(text, commands[0].line if len(commands) == 1 else "")
     for (call, values), written in zip(code.calls(filled, TRAINERS), of_itself, strict=True):
         places = {each.arg: f"{name}:{each.value.lineno}" for each in call.keywords if each.arg}
-        is_whole = code.called(call) in OWN_DEFAULTS and "**" not in values
+        defaults = _defaults([] if "**" in values else [code.called(call)])
         may_be = frozenset(() if commands else (each for each in values if written[each] != values[each]))
-        yield Asked(values, places, is_whole, may_be)
+        yield Arguments(values, places, defaults, may_be)
+
+
+def _defaults(classes: list[str]) -> dict[str, Any]:
+    """Return the defaults of classes of arguments; nothing, where one has its own."""
+    defaults = library_defaults("trainer")[""]
+    if not classes or not all(OF_TRAINER.fullmatch(each) or OF_TRL.fullmatch(each) for each in classes):
+        return {}
+    is_of_trl = any(map(OF_TRL.fullmatch, classes))
+    return {name: value for name, value in defaults.items() if not (is_of_trl and name in ITS_OWN)}

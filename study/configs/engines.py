@@ -14,6 +14,7 @@ from pathlib import Path
 from study.configs import arguments, sources
 from study.configs.commands import COMMENT
 from study.configs.pasted import condense
+from study.configs.pasted.lines import Log
 from study.core.errors import Stop
 from study.known.findings import Finding, finding, in_a_sentence
 
@@ -151,6 +152,15 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
 
 def in_words(texts: Mapping[str, str]) -> list[str]:
     return [*map(in_a_sentence, contradictions(texts))]
+
+
+def started(findings: Iterable[Finding], words: Iterable[str | Path]) -> list[str]:
+    """Return that these cannot be the files of a log among words, if it shows steps of what refuses to start."""
+    logs = [Path(word) for word in words if str(word).endswith((".log", ".txt", ".out", ".err"))]
+    has_steps = any(Log.of(condense.content(path)).lines for path in logs if path.is_file())
+    if has_steps and any("refuses" in each.sentence and each.is_surely_wrong for each in findings):
+        return ["The log shows steps: these are not its script, config or command."]
+    return []
 
 
 def _recomputed_twice(texts: Mapping[str, str]) -> Iterator[Finding]:

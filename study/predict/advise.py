@@ -48,6 +48,7 @@ FASTER = 1.25
 OFFLOADING_PAYS = 0.6  # of the seconds without it: its interval is wide, so it has to be nearly twice as fast
 FULL = 0.95  # of a GPU, by what nvidia-smi will show: a choice, as a small miss of the prediction fills the rest
 MOST_GPUS = 64  # the most that `fewest` tries
+SHARING = "zero3_ulysses"  # whose ranks share sequences. How long a step takes with it no published row has tested
 MORE_ROWS = 4  # times the batch: what an advice compares with where the host decides
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
@@ -95,18 +96,24 @@ class Advice:
     rows: tuple[Row, ...]
     choice: Row | None  # None: nothing fits
     alternative: Row | None  # what would be the choice without it, or what fits only just, but faster or on the GPUs
-    without_offloading: tuple[tuple[str, Row], ...] = ()  # where it offloads: options that need no offloading, and how
+    ways_out: tuple[tuple[str, Row], ...] = ()  # where it offloads: options that need none. Else: options that fit
     fewest_gpus: int | None = None  # that are enough with offloading, if GPUs were looked for
 
 
 def advise(question: Question) -> Advice:
     """Every arm that makes sense here as a row, and the choice."""
     rows = [best_of_arm(question, arm) for arm in one_by_one(_arms(question), "arm")]
+    choice, alternative = _chosen_with_room(question, rows)
+    return Advice(question, tuple(rows), choice, alternative, _ways_out(question, choice))
+
+
+def _chosen_with_room(question: Question, rows: list[Row]) -> tuple[Row | None, Row | None]:
+    """The choice and the alternative, when it is known what nvidia-smi will show of them: these rows are replaced."""
     while True:
         choice, alternative = _chosen(rows)
         unknown = [row for row in (choice, alternative) if row and row.driver_bytes is None]
         if not unknown:
-            return Advice(question, tuple(rows), choice, alternative, _without_offloading(question, choice))
+            return choice, alternative
         # What nvidia-smi will show takes a replay of the allocator, so only rows that may be advised get it. A row that
         # fills the card fits only just, and then another one may be better: choose again.
         for row in unknown:
@@ -127,26 +134,42 @@ def _is_preferred_by_others(row: Row, choice: Row) -> bool:
     return FASTER * row.seconds <= choice.seconds or (choice.offloads and not row.offloads)
 
 
-def _without_offloading(question: Question, choice: Row | None) -> tuple[tuple[str, Row], ...]:
-    """What people do before they offload: a loss in pieces; on a single GPU moments of 8 bits, bf16 throughout."""
+def _ways_out(question: Question, choice: Row | None) -> tuple[tuple[str, Row], ...]:
+    """What people do before they offload: a loss in pieces; on a single GPU moments of 8 bits, bf16 throughout.
+
+    Where nothing fits, these also with offloading and recomputing, and ranks that share a sequence.
+    """
     if choice and not choice.offloads:
         return ()
     options = [] if question.chunked_loss else [("--chunked-loss", replace(question, chunked_loss=True))]
+    if choice is None and question.checkpointing is False and question.model.look.has_checkpointing:
+        again = replace(question, checkpointing=True)
+        options = [("--checkpointing", again)]
+        options += [] if again.chunked_loss else [("--checkpointing --chunked-loss", replace(again, chunked_loss=True))]
     if question.gpus == 1 and not question.model.is_partly_frozen:
-        options = [("--optimizer adamw_8bit", replace(question, optimizer="adamw_8bit"))]
+        eight = [("--optimizer adamw_8bit", replace(question, optimizer="adamw_8bit"))]
         if question.gpu.has_bf16:  # else it is fp16, in which small moments become 0
             pure = replace(question, precision="bf16_pure")
-            options += [
+            eight += [
                 ("--precision bf16_pure", pure),
                 ("--precision bf16_pure --optimizer adamw_8bit", replace(pure, optimizer="adamw_8bit")),
             ]
+        options = eight if choice else [*options, *eight]
     found = []
     for option, asked in options:
         with suppress(Stop):  # a loss in pieces is not traced of every model where PyTorch is missing
-            rows = [best_of_arm(asked, arm) for arm in _arms(asked) if arm.offload_optimizer == "none"]
-            if row := best_of([row for row in rows if row.fits]):
-                found.append((option, _with_room(asked, row)))
-    return tuple(found[:2])
+            of_question = [arm for arm in _arms(asked) if choice is None or arm.offload_optimizer == "none"]
+            row, _ = _chosen_with_room(asked, [best_of_arm(asked, arm) for arm in of_question])
+            if row:
+                found.append((option, row))
+    found = found[:2]
+    if choice is None and all(row.offloads for _, row in found):
+        for option, asked in (("", question), *options):
+            with suppress(Stop):  # of ranks that do not fill groups, and of attention without heads
+                row = best_of_arm(asked, arms.load_arm(SHARING))
+                if row.fits:
+                    return *found, (option, _with_room(asked, row))
+    return tuple(found)
 
 
 def _with_room(question: Question, row: Row) -> Row:

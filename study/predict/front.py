@@ -9,6 +9,7 @@ from study.predict.advise import (
     MORE_ROWS,
     MOST_GPUS,
     ORDER,
+    SHARING,
     Advice,
     Row,
     advise,

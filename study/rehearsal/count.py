@@ -284,6 +284,7 @@ class Count:
         self.record.memory = Memory(per_rank=[RankMemory()], components=Components(per_rank=[rank]))
         self.record.observed.steps = answer.updates
         self.record.observed.accumulation = self.mistakes.log.passes or self.record.observed.accumulation
+        answer.batch = answer.batch or max(answer.batches_read, key=prod, default=[])  # of a script without a loader
         rows = answer.batch[0] if answer.batch else None
         self.record.watched.rows_per_pass = min(filter(None, (rows, self.mistakes.most_rows)), default=None)
         if self._beside:

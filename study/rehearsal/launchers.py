@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,9 +84,21 @@ def refuse_ours(program: str, words: list[str]) -> None:
             raise Stop(what, f"write it before {program}: `study virtual {word} ... {program} ...`")
 
 
+def misplaced(words: list[str], code: str) -> list[str]:
+    """Return the options of `study virtual` among a script's words that its code has neither as options nor fields."""
+    names = [word.partition("=")[0] for word in words]
+    own = r"(--|^\s*|\.){}\b"
+    return [
+        name for name in names if name in OURS and not re.search(own.format(name[2:].replace("-", "[-_]")), code, re.M)
+    ]
+
+
 # --- the words of `study virtual`
 
-OURS = ("--ranks", "--gpu", "--gpus-per-node", "--try", "--steps", "--evaluate", "--save", "--json")
+OURS = (
+    *("--ranks", "--gpu", "--gpus-per-node", "--try", "--steps", "--tokens", "--evaluate", "--save", "--real"),
+    *("--run-dir", "--json"),
+)
 SWITCHES = ("--json", "--evaluate", "--save", "--real")  # of `study virtual SCRIPT`, which take no value
 
 

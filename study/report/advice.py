@@ -1,16 +1,21 @@
 """An advice in words."""
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, replace
+from math import ceil
 
 from study.core import arms
+from study.core.errors import Stop
 from study.core.gpus import GPUS, gpu_named
 from study.core.recipes import RECIPES
 from study.core.text import binary_size, count, number_of, size, times
 from study.known.findings import finding
 from study.predict.front import (
     ANY_GPU,
+    MISS,
     MORE_ROWS,
+    SHARING,
     Advice,
     Prediction,
     Quantized,
@@ -18,6 +23,7 @@ from study.predict.front import (
     Row,
     Training,
     Transformer,
+    headroom_bytes,
     loading_bytes,
     node_size,
     training_of,
@@ -51,8 +57,10 @@ def in_words(advice: Advice) -> list[str]:
     question = advice.question
     choice, unit = advice.choice, unit_of(advice)
     if choice is None:
-        nothing = f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(advice)}."
-        return [nothing, *_cast(question, unit), *spared(advice), *_smaller(question)]
+        closest = _closest(advice)
+        nothing = f"Nothing fits on {question.gpus} x {question.gpu.kind}: {_lacks(question, closest)}."
+        long = _of_sequences(question, closest)
+        return [nothing, *long, *_cast(question, unit), *spared(advice), *([] if long else _smaller(question))]
     # --- what to use
     lines = [f"Use {use(choice, question, unit)}."]
     if choice.is_tight:
@@ -136,27 +144,31 @@ def mixed_precision(row: Row) -> str:
 PRICES = {
     "chunked_loss": "it takes a kernel such as Liger's",
     "adamw_8bit": "moments of 8 bits, by bitsandbytes, are coarser",
+    SHARING: "pairs of ranks share each sequence (DeepSpeed Ulysses), and its seconds were never compared with others'",
     "bf16_pure": "weights in bf16 throughout round small updates away",
 }
 
 
 def spared(advice: Advice) -> list[str]:
-    """What keeps all on the GPUs, and the price."""
+    """What keeps all on the GPUs, or fits at all, and the price."""
     lines, unit = [], unit_of(advice)
-    for option, row in advice.without_offloading:
-        price = "; ".join(words for name, words in PRICES.items() if name in option.replace("-", "_"))
+    for option, row in advice.ways_out:
+        price = [words for name, words in PRICES.items() if name in f"{option} {row.arm}".replace("-", "_")]
         just = f", only just ({why_tight(row)})" if row.is_tight else ""
-        memory = of_card(row.peak_bytes, row.gpu)
-        lines.append(
-            f"Without offloading: {option}, {way(row)}, {memory}{just}, {seconds(row, unit)} per step; {price}."
-        )
+        parts = [*filter(None, [option]), way(row), of_card(row.peak_bytes, row.gpu) + just]
+        if row.offloads:
+            parts.append(f"{amount(row.host_bytes)} of a node's host memory")
+        if row.arm != SHARING:
+            parts.append(f"{seconds(row, unit)} per step")
+        said = "With" if row.offloads else "Without"
+        lines.append(f"{said} offloading: {', '.join(parts)}{''.join(f'; {each}' for each in price)}.")
     return lines
 
 
 def in_json(advice: Advice) -> dict:
     """All that was compared. A GPU is its name."""
     said = asdict(advice)
-    others = [row for _, row in said["without_offloading"]]
+    others = [row for _, row in said["ways_out"]]
     for each in (said["question"], said["choice"], said["alternative"], *said["rows"], *others):
         if each:
             each["gpu"] = advice.question.gpu.kind
@@ -229,23 +241,75 @@ def attention_note(model: Transformer, kernel: str) -> list[str]:
     return [f"Taken: --attention-kernel eager ({note})."] if note else []
 
 
+def experts_note(training: Training) -> list[str]:
+    """Return how unequally FSDP2 divides the experts of a layer, if that is much of the model."""
+    fsdp, ranks = training.placement.fsdp, training.placement.sharing_ranks
+    if fsdp is None or not fsdp.by_accelerate:
+        return []
+    padded = {
+        each: (ceil(each.shape[0] / ranks) * ranks / each.shape[0] - 1) * each.elements for each in training.tensors
+    }
+    if sum(padded.values()) < MISS * sum(each.elements for each in padded):
+        return []
+    rows = max(padded, key=padded.__getitem__).shape[0]
+    most = ceil(rows / ranks)
+    idle = ranks - ceil(rows / most)
+    return [
+        finding("fsdp2_divides_experts", experts=rows, most=number_of(most, "experts"), idle=idle, ranks=ranks).said
+    ]
+
+
 def nodes_note(arm: arms.Arm, ranks: int) -> list[str]:
     """Return how large nodes are taken, if an arm's groups are nodes and nobody says it."""
     per_node = node_size(ranks, GPUS[gpu_named(ANY_GPU)], None)
     if not arm.divides_ranks or ranks == per_node:
         return []
-    return [f"Taken: nodes of {per_node} GPUs (study estimate takes others with --gpu and --gpus-per-node)."]
+    return [f"Taken: nodes of {per_node} GPUs (study estimate --gpus-per-node takes others)."]
 
 
-def _lacks(advice: Advice) -> str:
-    """Return the arm that comes closest to fitting, and the memory that it lacks."""
+def _closest(advice: Advice) -> Row:
+    """Return the arm that comes closest to fitting."""
     # Arms that fit on the GPUs lack host memory alone: the one with the least comes closest.
     if on_host := [row for row in advice.rows if row.limit == "host memory"]:
-        row = min(on_host, key=lambda row: row.host_bytes)
-        has_bytes = advice.question.host_memory_bytes
+        return min(on_host, key=lambda row: row.host_bytes)
+    return max(advice.rows, key=lambda row: row.headroom_bytes)
+
+
+def _lacks(question: Question, row: Row) -> str:
+    """Name an arm, and the memory that it lacks."""
+    lacks_bytes, where = -row.headroom_bytes, "on each GPU"
+    if row.limit == "host memory":
+        has_bytes = question.host_memory_bytes
         lacks_bytes = row.host_bytes - has_bytes
         where = f"of host memory, if a node has {amount(has_bytes)} (--host-memory)"
-    else:
-        row = max(advice.rows, key=lambda row: row.headroom_bytes)
-        lacks_bytes, where = -row.headroom_bytes, "on each GPU"
     return f"{row.arm} comes closest, and needs {amount(lacks_bytes)} more {where}"
+
+
+def _of_sequences(question: Question, row: Row) -> list[str]:
+    """Say so if the sequences of one micro-batch do not fit, whatever is done with the model states."""
+    needs_bytes = _sequence_bytes(question, row)
+    if needs_bytes <= headroom_bytes(row.gpu, 0):
+        return []
+    logits = ""
+    with suppress(Stop):  # a loss in pieces is not traced of every model where PyTorch is missing
+        in_pieces = Prediction.of(training_of(replace(question, chunked_loss=True), row)).memory
+        if not question.chunked_loss:
+            logits = f", and {amount(row.peak_bytes - in_pieces.peak_bytes)} of these are whole logits and their loss"
+    rows = number_of(row.micro_batch, "sequences")
+    return [finding("sequences_fill_the_gpu", rows=rows, needs=amount(needs_bytes), logits=logits).said]
+
+
+def _sequence_bytes(question: Question, row: Row) -> int:
+    parts = Prediction.of(training_of(question, row)).memory.at_peak
+    return parts.get("activations", 0) + parts.get("temporaries", 0)
+
+
+def no_way_out(advice: Advice) -> list[str]:
+    """Return which parallelism is left where nothing else fits."""
+    if advice.ways_out:
+        return []
+    row = _closest(advice)
+    of_sequence, room = _sequence_bytes(advice.question, row), headroom_bytes(row.gpu, 0)
+    fits = {"needs_sequence_parallelism": of_sequence, "needs_other_parallelism": row.peak_bytes - of_sequence}
+    needed = [id for id, needs_bytes in fits.items() if needs_bytes > room]
+    return [finding(id).said for id in needed or ["needs_other_parallelism"]]

@@ -38,7 +38,8 @@ ARMS = (  # the simplest first, as in `study arms`
 # Which keep whole gradients between the micro-batches of a step: FSDP2 as Accelerate steers it, and stage 1.
 GATHERING = ("zero1", "zero1_cpu", "fsdp2", "fsdp2_grad_op", "fsdp2_cpu")
 GPUS_TRIED = (1, 2, 4, 8, 16, 32, 64)
-LONGER_TOKENS = (4096, 8192)  # than what `study advise` takes, for models that have as many positions
+LONGER_TOKENS = (4096, 8192, 32768, 131072)  # than what `study advise` takes, for models that have as many positions
+RELATIVE_TOKENS = 8192  # at most, for models with relative positions: as many as others have mostly
 MICRO_BATCHES = (1, 2, 4, 8)  # sequences
 ACCUMULATIONS = (1, 8)  # micro-batches in a step: with three or more a GPU takes what it takes with eight, within 1 %
 ACTIVATIONS = ("recomputed", "kept")
@@ -67,13 +68,14 @@ def arms_of(gpus: int) -> list[str]:
 def sequences(model: Transformer) -> list[int]:
     """Return the tokens of a sequence that can be chosen."""
     shortest = default_sequence(model)
-    return [shortest, *(each for each in LONGER_TOKENS if shortest < each <= (model.positions or each))]
+    return [shortest, *(each for each in LONGER_TOKENS if shortest < each <= (model.positions or RELATIVE_TOKENS))]
 
 
 def needs(model: Transformer, arm: str, gpus: int, sequence: int) -> list[list[list[int]]]:
     """Return by activations, then by micro-batches in a step, the MB of a GPU at the peak by the size of a micro-batch.
 
-    Then, with an arm that offloads, those of a node's host memory, and on disk for each GPU. Buckets are the arm's own.
+    One line serves any number of micro-batches if all are equal, as with stage 3. Then, with an arm that offloads,
+    those of a node's host memory, and on disk for each GPU. Buckets are the arm's own.
     """
     return [_lines(model, arm, gpus, sequence, activations == "recomputed") for activations in ACTIVATIONS]
 
@@ -89,7 +91,7 @@ def _lines(model: Transformer, arm: str, gpus: int, sequence: int, checkpointing
         if host_bytes := estimates[0].host_bytes:
             line += [question.local * (host_bytes + int(HOST_PROCESS_BYTES)), estimates[0].swapped_bytes]
         lines.append([megabytes(each) for each in line])
-    return lines
+    return lines[:1] if lines[0] == lines[1] else lines
 
 
 def megabytes(size_bytes: float) -> int:

@@ -6,11 +6,12 @@ from typing import Literal, Self
 
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.gpus import Gpu
+from study.core.gpus import GPUS, Gpu, gpu_named
 from study.core.recipes import RECIPES
 from study.core.text import binary_size, count, number_of, rounded, size
 from study.known.findings import finding
 from study.predict.front import (
+    ANY_GPU,
     HOST_PROCESS_BYTES,
     Estimate,
     Hardware,
@@ -54,8 +55,19 @@ class Needs:
     ranks_of_node: int | None  # that train. None: nobody said which machine it is
 
     @classmethod
-    def of(cls, arm: Arm, precision: str, is_usual: bool, training: Training, machine: Hardware | None) -> Self:
-        """Return what a rank needs; with a machine also whether it fits there, and the time of a step."""
+    def of(
+        cls,
+        arm: Arm,
+        precision: str,
+        is_usual: bool,
+        training: Training,
+        machine: Hardware | None,
+        per_node: int | None = None,
+    ) -> Self:
+        """Return what a rank needs; with a machine also whether it fits there, and the time of a step.
+
+        `per_node` are the GPUs of a node, of which bytes between nodes need no more.
+        """
         prediction = Prediction(training)
         kinds = on_gpu = None
         if training.placement.on_gpu:
@@ -67,7 +79,8 @@ class Needs:
                 raise Stop(f"the time of {arm.name} depends on the disk", remedy)
             on_gpu = FitsGpu(machine.gpu, fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver))
         step = prediction.step(machine) if machine else None
-        inside = prediction.inside_nodes(machine) if machine else {}
+        nodes = machine or (Hardware(gpu=GPUS[gpu_named(ANY_GPU)], gpus_per_node=per_node) if per_node else None)
+        inside = prediction.inside_nodes(nodes) if nodes else {}
         ranks_of_node = machine.gpus_per_node if machine else None
         needs = prediction.memory
         if training.placement.ranks == 1:  # records count collectives that libraries call there too, and send nothing

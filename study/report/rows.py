@@ -3,12 +3,14 @@
 A row is an arm on the GPUs that were asked for, with its memory and the time of a step.
 """
 
+from dataclasses import replace
+
 from study.core.arms import load_arm
 from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
-from study.core.text import UNKNOWN, count, number_of, rounded, short
+from study.core.text import UNKNOWN, count, number_of, percent, rounded, short
 from study.known.findings import finding
-from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, held_back, with_precision
+from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, held_back, training_of, with_precision
 
 GIB = 2**30
 Unit = tuple[float, str]  # of time: its seconds, and its name
@@ -99,7 +101,8 @@ def duration(step_s: float, *ends_s: float, unit: Unit) -> str:
 
 def unit_of(advice: Advice) -> Unit:
     """Return the one unit of all steps of an advice, in which people would say the fastest: its seconds, its name."""
-    step_s = min((row.step_s for row in advice.rows if row.step_s), default=0)
+    rows = advice.rows if advice.choice else [row for _, row in advice.ways_out]
+    step_s = min((row.step_s for row in rows if row.step_s), default=0)
     if step_s < 120:
         return 1, "s"
     return (60, "min") if step_s < 7200 else (3600, "h")
@@ -123,6 +126,20 @@ def table(advice: Advice) -> list[dict]:
         }
         for row in advice.rows
     ]
+
+
+def throughputs(advice: Advice) -> list[str]:
+    """Return the tokens a second of each GPU, and MFU, which does not count what is computed again, of all that fit."""
+    question, said = advice.question, []
+    peak = question.gpu.peaks["fp16"]
+    for row in (row for row in advice.rows if row.step_s):
+        tokens = question.batch * question.sequence / question.gpus / row.seconds
+        once = training_of(question, replace(row, checkpointing=False)).traced
+        again = once.backward.attention_flops - 2 * once.forward.attention_flops  # fused kernels keep no scores
+        token_flops = (once.flops - again) / row.micro_batch / question.sequence
+        said.append(f"{row.arm} {float(rounded(tokens, '.2g')):,.0f} ({percent(tokens * token_flops / peak)})")
+    what = f"Tokens a second of each GPU (MFU of {peak / 1e12:.0f} TFLOP/s, with attention to all tokens)"
+    return [f"{what}: {', '.join(said)}."] if said else []
 
 
 def below_table(advice: Advice) -> str:

@@ -198,11 +198,21 @@ def clipping(facts: Facts) -> Results:
         # That default is new: DeepSpeed's pull request 8068, June 2026. For "auto" Accelerate fills in 1.0 as well
         # (accelerator.py:2224), so equal losses under DDP need clipping at 1.0, or none on both sides.
         if is_zero and not in_script and seen > 0:  # 1.0 by default (runtime/constants.py:203)
-            yield "clipping_by_default"
+            yield "clipping_by_default", {"off": _unclipped(facts.promised.source or "")}
     elif max(requested, 0) != max(seen, 0):  # all values up to 0 mean off
         # A yaml with `gradient_clipping: 0.0` comes here: Accelerate drops the zero, and DeepSpeed then clips at 1.0.
         # Measured: -1.0 in the yaml switches clipping off, and so does 0.0 in a DeepSpeed json.
         yield "clipping_differs" if is_zero else "clipping_missing"
+
+
+def _unclipped(source: str) -> str:
+    """Return what switches clipping off, in the file that the script has: in a yaml of Accelerate 0.0 does not."""
+    in_yaml, in_json = "`gradient_clipping: -1.0` in {}", '`"gradient_clipping": 0.0` in {}'
+    if source.endswith((".yaml", ".yml")):
+        return in_yaml.format(source)
+    if source.endswith((".json", "DeepSpeed config")):
+        return in_json.format(source)
+    return f"{in_yaml.format('a yaml of Accelerate')}, or {in_json.format('a DeepSpeed json')}"
 
 
 def accumulation(facts: Facts) -> Results:

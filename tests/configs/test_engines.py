@@ -8,6 +8,7 @@ from pathlib import Path
 import accelerate
 import pytest
 import transformers
+import trl
 from packaging.version import Version
 from transformers import TrainingArguments
 from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
@@ -16,11 +17,12 @@ from study.cli.diagnosis import diagnose
 from study.cli.oom import oom
 from study.cli.stack import stack
 from study.configs import scripts
-from study.configs.arguments import Asked, refused
+from study.configs.arguments import ITS_OWN, Arguments, refused
 from study.configs.engines import contradictions, engines, texts_of
 from study.configs.oom.training import Described
 from study.configs.pasted.read import read
 from study.configs.stacks import described
+from study.core.library_defaults import library_defaults
 from study.known.faults import table
 from study.known.stacks import Flags, Stack
 from study.known.which_apply import which_apply
@@ -199,16 +201,37 @@ def test_transformers_refuses_the_same(monkeypatch):
         with contextlib.suppress(ValueError):
             config.trainer_config_finalize(written, None, 1000)
         content = CONFIG | {"train_batch_size": "auto"}
-        asked = Asked(RIGHT | ({name: value} if name else {}), has_defaults=True)
+        asked = Arguments(RIGHT | ({name: value} if name else {}), defaults=library_defaults("trainer")[""])
         assert len(config.mismatches) == len([*refused(asked, content)]) == bool(name)
 
 
+SFT = "from trl import SFTConfig\nSFTConfig('o', deepspeed='ds.json')\n"
+
+
+@pytest.mark.parametrize("name", ["SFT", "DPO", "GRPO", "KTO", "Reward", "RLOO"])
+def test_what_trls_configs_inherit_is_compared_as_transformers_does(name, monkeypatch, tmp_path):
+    """Each key alone is refused by both, but for those in which TRL's classes and releases differ."""
+    monkeypatch.setattr("transformers.integrations.deepspeed.dep_version_check", lambda _: None)
+    written = getattr(trl, f"{name}Config")("o", report_to="none", use_cpu=True, bf16=False)
+    config = HfTrainerDeepSpeedConfig(json.loads(json.dumps(CONFIG | {"train_batch_size": "auto"})))
+    config.trainer_config_process(written)
+    with contextlib.suppress(ValueError):
+        config.trainer_config_finalize(written, None, 1000)
+    theirs = {re.search(r"hf (\S+?)[=|]", each)[1] for each in config.mismatches}
+    script = {"train.py": f"from trl import {name}Config\n{name}Config('o', deepspeed='ds.json')\n"}
+    ours = " ".join(_told(tmp_path / "job", script, CONFIG | {"train_batch_size": "auto"}))
+    assert {each for each in theirs if re.search(rf"\b{each.strip('[]').split('+')[0]}\b", ours)} == theirs - {*ITS_OWN}
+    assert "max_grad_norm" in theirs
+    assert ours.count("The Trainer refuses") == len(theirs - {*ITS_OWN})
+
+
+REST = ", ".join(f"{name}={value!r}" for name, value in RIGHT.items() if name != "learning_rate")
 UNKNOWN = {
     "a call": "TrainingArguments(deepspeed='ds.json', learning_rate=rate(), **more)\n",
     "a loop of one's own": "engine, *_ = deepspeed.initialize(model=model, config='ds.json', learning_rate=1)\n",
-    "a name with two values": "for lr in (1, 2):\n    SFTConfig(deepspeed='ds.json', learning_rate=lr)\n",
-    "set later": "a = SFTConfig(deepspeed='ds.json', learning_rate=1)\na.learning_rate = 1e-5\n",
-    "TRL's defaults": "SFTConfig(deepspeed='ds.json')\n",
+    "a name with two values": f"for lr in (1, 2):\n    SFTConfig(deepspeed='ds.json', learning_rate=lr, {REST})\n",
+    "set later": f"a = SFTConfig(deepspeed='ds.json', learning_rate=1, {REST})\na.learning_rate = 1e-5\n",
+    "a class of one's own": "@dataclass\nclass MySFTConfig(SFTConfig): pass\nMySFTConfig(deepspeed='ds.json')\n",
 }
 
 
@@ -288,6 +311,31 @@ def _of_diagnose(words, capsys) -> str:
     capsys.readouterr()
     diagnose(tuple(words))
     return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("has_steps", [True, False])
+@pytest.mark.parametrize("limit", [0.5, 1.0])
+def test_a_start_that_is_refused_is_surely_wrong_by_each_command(limit, has_steps, tmp_path, capsys):
+    """And if the log shows that it was not refused, they say so."""
+    files = {"train.py": SFT, "ds.json": json.dumps({"zero_optimization": {"stage": 3}, "gradient_clipping": limit})}
+    files["train.log"] = (
+        "transformers==5.23.0\n"
+        + "{'loss': 2.1, 'grad_norm': 1.1}\n" * has_steps
+        + "CUDA out of memory. Tried to allocate 9.0 GiB"
+    )
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    words = tuple(str(tmp_path / name) for name in files)
+    for ask in (
+        lambda: oom(words, model=Wanted(), training=Described()),
+        lambda: stack(words, flags=Flags()),
+        lambda: diagnose(words)[0],
+    ):
+        answered = ask()
+        assert answered["fine"] == (limit != 0.5)  # why memory was full is likely, and not sure
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("The Trainer refuses to start: gradient_clipping is 0.5" in said) == (limit == 0.5)
+        assert ("The log shows steps: these are not its script" in said) == (limit == 0.5 and has_steps)
 
 
 @pytest.mark.parametrize("is_given", [True, False])

@@ -17,7 +17,7 @@ from study.configs.oom import training as trainings
 from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
 from study.configs.oom.causes import rows as cause_rows
-from study.configs.oom.explain import explain
+from study.configs.oom.explain import explain, fits_no_tensor
 from study.configs.oom.means import framework, in_its_words, means
 from study.configs.oom.recomputing import CLEARLY, with_recomputing
 from study.configs.oom.releases import TRANSFORMERS
@@ -142,6 +142,23 @@ def test_sizes_are_matched_with_the_tensors_of_a_training(asked, arm, ranks, cau
     first, *_ = [each for each in causes if each.id != "oom-states"]  # of some of these all states nearly fill the GPU
     assert (first.id, first.is_likely) == (cause, arm != "ddp")
     assert what in first.what
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "is_said"),
+    [
+        ("7.83 GiB", {}, True),
+        ("2.32 GiB", {}, False),  # the logits: 4 x 2,048 x 152,064 in 16 bits
+        ("7.83 GiB", {"micro_batch": None}, False),  # too little is known
+        ("7.83 GiB", {"arm": None}, False),
+        ("2.00 MiB", {}, False),  # the memory was full before it
+    ],
+)
+def test_a_size_of_no_known_tensor_is_told(asked, changes, is_said):
+    given = {"arm": "zero3", "ranks": 8, "micro_batch": 4, "sequence": 2048} | changes
+    error = reading.find(new(asked))
+    _, known = explain(error, Wanted(model="qwen2.5-7b"), Described(**given))
+    assert ("the size of no tensor of qwen2.5-7b" in fits_no_tensor(error, known)) == is_said
 
 
 @pytest.mark.parametrize("case", MESSAGES["of_model"], ids=lambda case: case["cause"])

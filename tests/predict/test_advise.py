@@ -32,12 +32,30 @@ from study.predict.architecture import generic, named
 from study.predict.estimate import HOST_PROCESS_BYTES, loading_bytes
 from study.predict.pace import class_of
 from study.predict.prediction import Prediction, estimate
-from study.predict.question import BUCKET_ELEMENTS, PlaceFlags, Question, StepFlags, TrainingFlags, bytes_of
+from study.predict.question import (
+    BUCKET_ELEMENTS,
+    PlaceFlags,
+    Question,
+    StepFlags,
+    TrainingFlags,
+    bytes_of,
+    settled_arm,
+)
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Quantized, Training
-from study.report.advice import enough, in_words, stages_note, start
+from study.report.advice import enough, experts_note, in_words, no_way_out, stages_note, start
 from study.report.reasons import by_precision
-from study.report.rows import below_table, stage_3_holds_no_less, synced, table, use, why_tight, widest
+from study.report.rows import (
+    below_table,
+    stage_3_holds_no_less,
+    synced,
+    table,
+    throughputs,
+    use,
+    way,
+    why_tight,
+    widest,
+)
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -442,7 +460,8 @@ def test_why_an_arm_is_chosen_before_one_that_offloads_and_divides_less_or_is_fa
     ("chosen", "other", "peak_bytes", "said"),
     [
         (("zero2", 2.0), ("zero3", 3.0), 1e9, "the next best: 1.5 times as long."),
-        (("zero2", 2.0), ("zero2_cpu", 1.6), 1e9, "the next best: 1.3 times as fast."),
+        (("zero2", 2.0), ("zero2_cpu", 1.6), 1e9, "the next best: 1.3 times as fast, with offloading."),
+        (("zero2", 2.0), ("zero3", 1.8), 1e9, "the next best: 1.1 times as fast; zero2 is simpler."),
         (("zero2", 2.0), ("zero3", 2.01), 1e9, "the next best: as fast."),
         (("zero3", 3.0), ("zero2", 2.0), 78e9, "1.5 times as fast, but it fits only just (73 of 80 GiB, and 1.5 GiB"),
         (("zero2_cpu", 2.0), ("zero3", 3.0), 1e9, "1.5 times as long, and without offloading, as published"),
@@ -516,20 +535,20 @@ def test_an_optimizer_within_the_backward_pass_keeps_no_gradients_and_is_for_one
 def test_a_single_card_is_told_of_8_bit_adam_and_bf16_before_it_offloads():
     answer = advise(question_of(named("llama3.2-1b"), 1, "RTX4090"))
     assert answer.choice.offloads
-    assert [option for option, _ in answer.without_offloading] == ["--optimizer adamw_8bit", "--precision bf16_pure"]
+    assert [option for option, _ in answer.ways_out] == ["--optimizer adamw_8bit", "--precision bf16_pure"]
     said = " ".join(in_words(answer))
-    for option, row in answer.without_offloading:
+    for option, row in answer.ways_out:
         assert (row.fits, row.offloads) == (True, False)
         assert f"Without offloading: {option}, " in said
     assert "moments of 8 bits" in said
     assert "round small updates away" in said
-    assert not advise(question_of(named("gpt2"), 1, "H100")).without_offloading, "it does not offload"
+    assert not advise(question_of(named("gpt2"), 1, "H100")).ways_out, "it does not offload"
 
 
 def test_no_bf16_is_proposed_to_a_card_without_it():
     answer = advise(question_of(named("llama3.2-1b"), 1, "T4"))
     assert answer.choice.offloads
-    assert "bf16_pure" not in " ".join(option for option, _ in answer.without_offloading)
+    assert "bf16_pure" not in " ".join(option for option, _ in answer.ways_out)
 
 
 def test_fsdp2_reduces_each_micro_batch_where_whole_gradients_have_no_room():
@@ -550,12 +569,101 @@ def test_a_loss_in_pieces_is_tried_before_offloading():
     asked = question_of(named("qwen2.5-7b"), 4, "A100-40GB", sequence=4096)
     answer = advise(asked)
     assert answer.choice.offloads
-    [(option, row)] = answer.without_offloading
+    [(option, row)] = answer.ways_out
     assert (option, row.offloads, row.fits) == ("--chunked-loss", False, True)
     [line] = [line for line in in_words(answer) if line.startswith("Without offloading")]
-    assert "--chunked-loss, fsdp2 with activation checkpointing and sync_each_batch=True" in line
+    assert f"--chunked-loss, {way(row)}" in line
+    both = way(replace(row, checkpointing=True, sync_each_batch=True))
+    assert both == f"{row.arm} with activation checkpointing and sync_each_batch=True"
     assert "Liger" in line
-    assert not advise(replace(asked, chunked_loss=True)).without_offloading, "nothing more to try"
+    assert not advise(replace(asked, chunked_loss=True)).ways_out, "nothing more to try"
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "flags", "ways", "ends"),
+    [
+        ("llama-3.1-8b", 8, {"sequence": 65536}, [("--chunked-loss", "zero3")], None),
+        (
+            "llama-3.1-8b",
+            8,
+            {"sequence": 131072},
+            [("--chunked-loss", "zero3_opt_cpu"), ("--chunked-loss", "zero3_ulysses")],
+            None,
+        ),
+        ("llama-3.1-8b", 1, {"sequence": 131072}, [("--chunked-loss", "zero3_cpu")], None),  # nobody to share with
+        (
+            "llama-3.1-8b",
+            8,
+            {"sequence": 131072, "chunked_loss": True, "checkpointing": False},
+            [("--checkpointing", "zero3_opt_cpu"), ("--checkpointing", "zero3_ulysses")],
+            None,
+        ),
+        ("qwen2.5-32b", 2, {"sequence": 131072}, [], "needs_sequence_parallelism"),
+        ("qwen2.5-32b", 2, {"sequence": 512, "host_memory": "64GB"}, [], "needs_other_parallelism"),  # its states
+    ],
+)
+def test_where_nothing_fits_what_does_is_told_and_other_parallelism_only_where_nothing_does(
+    model, gpus, flags, ways, ends
+):
+    """A long sequence is divided by ranks that share it: neither adapters nor stages make it smaller."""
+    asked = question_of(named(model), gpus, "H100", **flags)
+    answer = advise(asked)
+    assert answer.choice is None
+    assert [(option, row.arm) for option, row in answer.ways_out] == ways
+    assert all(row.fits for _, row in answer.ways_out)
+    for option, row in answer.ways_out:  # what is told is what the other command predicts
+        options = {"chunked_loss": True} if "chunked" in option else {"checkpointing": True}
+        predicted = training_of(replace(asked, **options), row)
+        assert estimate(predicted).peak_bytes == row.peak_bytes
+    words = in_words(answer)
+    is_long = flags["sequence"] > 512
+    assert any("[sequences_fill_the_gpu]" in each for each in words) == is_long
+    assert any("[adapters_need_less]" in each for each in words) != is_long
+    if is_long and "chunked_loss" not in flags:
+        [line] = [each for each in words if "sequences_fill" in each]
+        logits = float(re.search(r"and (\d+) GiB of these are whole logits", line)[1]) * 2**30
+        of_tokens = flags["sequence"] * asked.model.look.vocabulary
+        assert 8 < logits / of_tokens < 12, "of each logit some copies in 16 and 32 bits"
+    assert [re.search(r"\[(\w+)\]", each)[1] for each in no_way_out(answer)] == ([ends] if ends else [])
+
+
+@pytest.mark.parametrize(
+    ("model", "arm", "ranks", "said"),
+    [
+        ("mixtral-8x7b", "fsdp2", 16, "up to 1 expert, and 8 of 16 ranks hold none"),
+        ("mixtral-8x7b", "fsdp2_cpu", 6, "up to 2 experts, and 2 of 6 ranks hold none"),
+        ("mixtral-8x7b", "fsdp2", 8, None),
+        ("mixtral-8x7b", "hsdp", 16, None),  # groups of 8
+        ("mixtral-8x7b", "zero3", 16, None),
+        ("llama3-8b", "fsdp2", 48, None),  # nothing to speak of
+    ],
+)
+def test_experts_that_fsdp2_divides_unequally_are_told(model, arm, ranks, said):
+    asked = question_of(named(model), ranks, "H100", batch=ranks)
+    predicted = asked.training(settled_arm(arms.load_arm(arm), ranks, asked.local), 1, 1)
+    lines = experts_note(predicted)
+    assert [said in line for line in lines] == ([True] if said else [])
+    even = sum(each.elements for each in predicted.tensors) / predicted.placement.sharing_ranks
+    held = estimate(predicted).at_peak.get("weights", 0) / predicted.recipe.weight_bytes
+    if arm.startswith("fsdp2") and "cpu" not in arm:
+        assert (held > 1.1 * even) == bool(said), "the prediction has the same cause"
+
+
+def test_tokens_a_second_and_mfu_are_those_of_the_seconds():
+    """MFU by hand: 6 operations for each weight of a product, and 12 for each pair of tokens, layer and width."""
+    asked = question_of(named("llama3-8b"), 8, "A100-80GB", sequence=8192)
+    answer = advise(asked)
+    [line] = throughputs(answer)
+    said = dict(re.findall(r"(\w+) ([\d,]+ \(\d+%\))", line.partition(":")[2]))
+    assert [*said] == [row.arm for row in answer.rows if row.fits]
+    for row in (row for row in answer.rows if row.fits):
+        tokens, mfu = (float(each) for each in re.findall(r"[\d]+", said[row.arm].replace(",", "")))
+        expected = 128 * 8192 / 8 / row.step_s
+        assert tokens == pytest.approx(expected, rel=0.05)
+        products = asked.model.parameters - 128256 * 4096  # the embedding is a look-up
+        of_token = 6 * products + 12 * 32 * 4096 * 8192
+        assert mfu / 100 == pytest.approx(expected * of_token / 312e12, abs=0.006)
+    assert not throughputs(advise(question_of(named("llama3-8b"), 1, "T4", checkpointing=False)))
 
 
 def test_only_just_never_comes_without_its_number():

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from study.core import arms
 from study.core.gpus import GPUS, LINKS
 from study.predict.architecture import named
 from study.predict.engines import engine_of
@@ -266,5 +267,9 @@ def test_what_goes_between_nodes_by_hand(arm, ranks, placement, between):
     rest = (sent - Counter(inside)) if inside else {}
     shares = {kind: size / (2 * named("gpt2-xl").parameters) for kind, size in rest.items()}
     assert shares == pytest.approx(between, rel=0.02)
+    needs = estimates.Needs.of(
+        arms.load_arm(arm), "bf16_cast", True, prediction.engine.training, None, H100.gpus_per_node
+    )
+    assert needs.inside_nodes == inside, "whatever the kind of GPU"
     said = estimates.collectives(sent, inside)
     assert ("between nodes" in said, "inside nodes" in said) == (bool(between), bool(between))

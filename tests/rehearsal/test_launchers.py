@@ -8,7 +8,7 @@ import pytest
 from study.cli.rehearsal import HowFar, Machines, WhatIsThere, request_of
 from study.core.errors import Stop
 from study.rehearsal.group import Group
-from study.rehearsal.launchers import StartedScript, launched, refuse_others, script_last
+from study.rehearsal.launchers import OURS, StartedScript, launched, refuse_others, script_last
 from tests.conftest import python
 from tests.rehearsal.test_rehearsal import HEAD, LOOP, rehearsed, study_virtual, written  # noqa: F401
 from tests.rehearsal.warm import study
@@ -76,6 +76,29 @@ def test_an_option_counts_first_then_the_launcher_then_the_config(tmp_path, monk
 def test_an_option_of_ours_among_a_launchers_words_is_sent_before_it(word):
     with pytest.raises(Stop, match="write it before accelerate: `study virtual"):
         launched("accelerate", ["launch", word, "4", "train.py"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["--gpu", "A100", "--lr", "3"], "import torch  # one gpu", ["--gpu"]),
+        (["--gpus-per-node=8"], 'parser.add_argument("--lr")', ["--gpus-per-node"]),
+        (["--steps", "4"], 'parser.add_argument("--steps", type=int)', []),
+        (["--steps", "4"], "class Words:\n    steps: int = 3\n", []),  # of an HfArgumentParser
+        (["--save"], "print(args.save)", []),
+        (["--lr", "3"], "", []),
+    ],
+)
+def test_an_option_of_ours_behind_a_launchers_script_is_told_before_it_runs(words, code, told, tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    request = request_of("torchrun", [str(script), *words], Machines(), HowFar(), WhatIsThere())
+    said = capsys.readouterr().err
+    assert request.words == words
+    assert [name for name in OURS if f"{name} went to train.py" in said] == told
+    assert ("write it before torchrun" in said) == bool(told)
+    request_of(str(script), words, Machines(), HowFar(), WhatIsThere())  # they stand behind `--`
+    assert not capsys.readouterr().err
 
 
 def test_what_accelerate_does_not_take_is_its_own_sentence(written):  # noqa: F811

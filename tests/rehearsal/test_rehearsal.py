@@ -207,6 +207,34 @@ def test_graphs_in_one_tensor_and_a_step_that_looks_ahead_are_no_mistakes(writte
     assert (answer["fine"], [each["id"] for each in answer["findings"]]) == (True, ["cleared_on_purpose"])
 
 
+WITHOUT_A_LOADER = """
+import deepspeed, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+model = LlamaForCausalLM(LlamaConfig(**small, vocab_size=64))
+config = {
+    "train_micro_batch_size_per_gpu": 2,
+    "zero_optimization": {"stage": 2},
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+for _ in range(5):
+    words = torch.randint(0, 64, (2, 32)).to(engine.device)
+    engine.backward(engine(input_ids=words, labels=words).loss)
+    engine.step()
+"""
+
+
+def test_a_script_without_a_loader_that_clips_by_default_is_fine_and_its_seconds_are_predicted(tmp_path):
+    """A loop that makes its own batches is fed them all the same, and a default is a remark."""
+    script = tmp_path / "script.py"
+    script.write_text(WITHOUT_A_LOADER)
+    answer = rehearsed(script, "--gpu=H100", ranks=8)
+    [remark] = [each for each in answer["findings"] if each["id"] == "clipping_by_default"]
+    assert (answer["fine"], remark["may_be"]) == (True, True)
+    assert answer["step"]["seconds"] > 0
+
+
 DIVIDED_TWICE = """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

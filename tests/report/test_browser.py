@@ -377,7 +377,7 @@ def test_the_calculator_names_the_simplest_arm_that_fits(show, monkeypatch, caps
             assert [line[0] for line in lines] == calculator.arms_of(gpus)
             for arm, fits, peak_gb, *_ in lines:
                 settings = next(iter(committed[model].values()))[arm][str(gpus)]
-                cell = settings[setting][calculator.ACCUMULATIONS.index(accumulation)]
+                cell = settings[setting][-1 if accumulation > 1 else 0]  # one line serves both where they are equal
                 peak_bytes = cell[calculator.MICRO_BATCHES.index(rows)] * 1e6
                 assert float(peak_gb) == pytest.approx(peak_bytes / 1e9, rel=0.005)
                 has_host = sum(cell[len(calculator.MICRO_BATCHES) :][:1]) * 1e6 <= cards[gpu]["host_bytes"][gpus]

@@ -166,6 +166,8 @@ def drawn(number: int):
         arm, counts = draw.choice([*arms.items()])
         gpus, both = draw.choice([*counts.items()])
         for activations, lines in zip(calculator.ACTIVATIONS, both, strict=True):
+            assert len(lines) == 1 or lines[0] != lines[1], "one line serves both"
+            lines = lines * 2 if len(lines) == 1 else lines
             yield (model, sequence, gpus, arm, activations), lines
 
 
@@ -209,10 +211,14 @@ def test_the_calculator_has_each_arm_that_makes_sense_in_the_order_of_simplicity
             for gpus in calculator.GPUS_TRIED:
                 assert [arm for arm in arms if str(gpus) in arms[arm]] == calculator.arms_of(gpus)
     assert sorted(calculator.ARMS, key=NAMES.index) == [*calculator.ARMS]
-    assert [[*map(int, MODELS[name])] for name in ("bert-base", "llama-2-7b", "llama3-8b")] == [
+    assert [
+        [*map(int, MODELS[name])] for name in ("bert-base", "llama-2-7b", "llama3-8b", "mistral-7b", "llama3.2-1b")
+    ] == [
         [512],
         [2048, 4096],
         [2048, 4096, 8192],
+        [2048, 4096, 8192, 32768],
+        [2048, 4096, 8192, 32768, 131072],
     ]
     assert calculator.arms_of(1)[:2] == ["single", "zero1_cpu"]
     assert calculator.FILE.stat().st_size < 600_000
@@ -227,7 +233,7 @@ def test_the_calculator_begins_with_the_numbers_of_the_answer():
     assert (shown["micro_batch"], shown["accumulation"]) == (calculator.MICRO_BATCHES[0], calculator.ACCUMULATIONS[0])
     arms = MODELS[shown["model"]][str(shown["sequence"])]
     one, several = (
-        {arm: counts["8"][0][passes][0] / 1e3 for arm, counts in arms.items() if "8" in counts} for passes in (0, 1)
+        {arm: counts["8"][0][-passes][0] / 1e3 for arm, counts in arms.items() if "8" in counts} for passes in (0, 1)
     )
     kept = {arm: counts["8"][1][0][0] / 1e3 for arm, counts in arms.items() if "8" in counts}
     assert (shown["activations"], "kept") == calculator.ACTIVATIONS

@@ -59,6 +59,24 @@ def test_a_planted_mistake_is_found_and_its_record_without_it_is_clean(case):
         assert case["bytes"] in (finding.memory_bytes, finding.traffic_bytes)
 
 
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("mine.yaml", "write `gradient_clipping: -1.0` in mine.yaml"),
+        ("ds.json", 'write `"gradient_clipping": 0.0` in ds.json'),
+        ("the script's DeepSpeed config", 'write `"gradient_clipping": 0.0` in the script\'s DeepSpeed config'),
+        (None, "in a yaml of Accelerate, or `"),  # a plugin in the script
+    ],
+)
+def test_a_default_is_no_mistake_and_its_remedy_names_the_file_that_the_script_has(source, says):
+    right = store.load(RUNS / RECORDS["zero2"]).model_dump(mode="json", by_alias=True)
+    promised = {"source": source, "deepspeed": True, "stage": 2}
+    default = Record.model_validate(changed(right, promised=promised, observed__clipping=1.0))
+    (finding,) = [each for each in judge(default)[0] if each.id == "clipping_by_default"]
+    assert (finding.is_surely_wrong, finding.may_be) == (False, True)
+    assert says in finding.remedy
+
+
 @pytest.mark.parametrize("case", TABLES["alike"], ids=[case["name"] for case in TABLES["alike"]])
 def test_what_looks_like_a_mistake_gets_its_true_cause_alone(case):
     right = store.load(RUNS / RECORDS[case["record"]])

@@ -8,7 +8,7 @@ from math import ceil, prod
 from typing import Any
 
 from study.configs.oom.causes import WIDTHS, Cause, causes, clues, makes_moments, rows
-from study.configs.oom.reading import Asked, OomError
+from study.configs.oom.reading import SMALL, Asked, OomError
 from study.configs.oom.said import HALF, LAYERS_DIVIDED
 from study.configs.oom.training import Described, KnownTraining
 from study.core.text import binary_size, number_of
@@ -44,6 +44,22 @@ def explain(
     sizes = _sizes(error, training)
     states = _filling(error, training)
     return causes(error, sizes, training.shards_weights, states, training.has_adapters), training
+
+
+def fits_no_tensor(error: OomError, training: KnownTraining) -> str:
+    """Say so if a size is that of nothing that is known of a training. Empty: it is, or too little is known."""
+    is_known = training.arm and training.ranks and training.rows * training.sequence
+    if (
+        not training.model
+        or not is_known
+        or LAYERS_DIVIDED in training.settings
+        or error.asked.high <= SMALL
+        or _sizes(error, training)
+    ):
+        return ""
+    return (
+        f"{error.asked.text} is the size of no tensor of {training.model.name} that is known here with what was given."
+    )
 
 
 def _filling(error: OomError, training: KnownTraining) -> str:

@@ -46,9 +46,10 @@ LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 LAYER_NAME = "fsdp-layer-name"
-PRESSED = "memory-pressure-slow"
+PRESSED, SLOWER = "memory-pressure-slow", "steps-slow-down"
 FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 IF_SLOW = "With `--symptom slow` this says what to do"
+BY_ENGINE, ENGINE = re.compile(r": ([\w.]+)\.save_checkpoint\("), r"\b{}\b[^=;\n]*=\s*deepspeed\.initialize\("
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
@@ -114,7 +115,9 @@ def answer(
         of_weights = OF_WEIGHTS if stage in SHARDED else ()
         causes = OF_ALL if stage == "DDP" else (*OF_SHARDS, *of_weights, *OF_ALL)  # DDP gathers nothing
         is_after = False if _is_in_training(pasted) else None
-        shown += on_one_rank(scripts, causes, is_after, watchdogs.that_differ(pasted.text))
+        alone = on_one_rank(scripts, causes, is_after, watchdogs.that_differ(pasted.text))
+        lines = dumps.lines(pasted.text)
+        shown += [replace(each, place=-1) if any(line in each.line for line in lines) else each for each in alone]
         shown += skipped_alone(scripts)
     faults = matching.matches(pasted, seen, scripts)
     if _is_finite(pasted, shown):  # losses that are seen count more than words
@@ -151,6 +154,7 @@ def answer(
             *_pressed(pasted, found),
             *hanging,
             *beside,
+            *_not_found(found, seen),
             *_compares(pasted, seen, shown, scripts),
         ),
         applying=tuple(applying),
@@ -180,8 +184,9 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
     if diverged := course.diverges(pasted.log):  # NaN is where that ends
         signs = [diverged, *(each for each in signs if each.id not in OF_NAN)]
-    if not signs and not apart and (astray := course.astray(pasted.log, passes, _vocabulary(pasted))):
-        signs = [astray]
+    is_well = all(each.id == SLOWER for each in signs) and not apart
+    if is_well and (astray := course.astray(pasted.log, passes, _vocabulary(pasted))):
+        signs = [astray, *signs]
     if not signs and len(pasted.log.lines) < FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
     shown = [*errors, *filter(None, [of_memory, *waits, apart]), *signs]
@@ -247,10 +252,20 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
     """Yield the lines that may hang when they are reached: some ranks alone call there what waits for all."""
     ids = {each.id for each in shown}
     is_sharded = pasted.said.get("stage") in SHARDED
-    for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL) if is_sharded else OF_ALL):
-        if seen.id not in ids:
+    for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL)):
+        saves = BY_ENGINE.search(seen.line)  # with any stage all ranks write a part, and wait
+        is_of_engine = saves and any(re.search(ENGINE.format(saves[1]), script) for script in scripts.values())
+        if seen.id not in ids and (is_sharded or is_of_engine or seen.id in OF_ALL):
             what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
             yield f"This line may hang when it is reached: {seen.line}. {what}"
+
+
+def _not_found(found: list[Seen], seen: set[str]) -> Iterator[str]:
+    """Yield what a person saw and nothing explains, where the lines of a trainer show something else."""
+    if found and all(kind_of(each) in (Kind.MARK, Kind.STEPS) for each in found):
+        for symptom in sorted(seen & {"hang", "memory", "slow"}):
+            if SLOWER not in [each.id for each in found if symptom == "slow"]:
+                yield f"Nothing was found of {symptom!r}, which you asked for."
 
 
 def _compares(pasted: Pasted, seen: set[str], shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
@@ -334,6 +349,8 @@ def _read(pasted: Pasted) -> Iterator[str]:
         yield number_of(len(frames), "frames of tracebacks")
     if lines := pasted.log.lines:
         yield number_of(len(lines), "lines of a trainer")
+        steps, by = losses.timed(pasted.log)
+        yield from [f"the time of {number_of(len(steps), 'steps')}"] if steps and by != "bar" else []
 
 
 def _unknown(pasted: Pasted, found: list[Seen]) -> str:

@@ -10,14 +10,16 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from study.configs.pasted.lines import FEW, MANY, Line, Log, Series
-from study.configs.pasted.losses import BROKEN, RANDOM, USUAL_PASSES, uniform
+from study.configs.oom.reading import BETWEEN_TEXTS
+from study.configs.pasted.lines import FALLS, FEW, MANY, Line, Log, Series
+from study.configs.pasted.losses import BROKEN, RANDOM, USUAL_PASSES, VOCABULARIES, uniform
 from study.configs.pasted.tracebacks import Seen
 from study.core.text import rounded
 
 COURSE = 20  # lines that show where a loss goes
 MUCH_HIGHER = 3  # times the lowest, where there are fewer lines
 HIGHER, HIGHER_BY = 1.8, 0.5  # times the lowest, and more than it: where a loss ends that is lost
+NATS = 2.0  # more than it, whatever that is, if it is a mean over tokens: losses are logarithms
 EXPLODED = 10  # times the norms before: noise, warm-up and a hard row make less
 DISTILLED = re.compile(r"(?i)distill(?:ation|ed|ing|_)|teacher|\b(?:kd|kl)_loss")
 STEP = 0.1  # of the loss: so much it falls at least where an epoch begins that makes a stair
@@ -26,23 +28,33 @@ NEAR_LOWEST = 0.1  # of the way from the lowest to the end: a loss that is not l
 PLATEAU, SPREAD = 0.005, 0.015  # of the loss: so little it goes on, and so little its lines differ
 LOST = ("loss-jumps-and-stays", "loss-goes-up")
 SMALLEST_VOCABULARY = 8_000
+AT_RANDOM = 0.05  # so far is the first loss of random weights from the logarithm of their vocabulary
+PRETRAINED = re.compile(r"(?i)some weights of|newly initialized|loading checkpoint shards|from_pretrained|fine-?tun")
 VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, and one with which a language model begins
 
 
 def astray(log: Log, passes: int = USUAL_PASSES, vocabulary: int | None = None) -> Seen | None:
     """Return where the losses of one run go, if that is not where a training goes."""
     losses = log.losses.values
-    if len(losses) < 2 or not all(map(math.isfinite, losses)) or _begins_again(log.losses.lines):
+    if len(losses) < 2 or not all(map(math.isfinite, losses)) or _begins_again(log.text, log.losses.lines):
         return None
     if len(losses) < FEW:
-        return _is_uniform(log, vocabulary)
+        return _is_uniform(log, vocabulary) or _begins_random(log, vocabulary)
     return (
-        _explodes(log)
+        _explodes(log, vocabulary)
         or _is_stair(log)
         or _is_uniform(log, vocabulary)
+        or _begins_random(log, vocabulary)
         or _by_medians(log, passes, vocabulary)
-        or _spikes(log)
+        or _spikes(log, vocabulary)
     )
+
+
+def _is_far(loss: float, low: float, times: float, vocabulary: int | None) -> bool:
+    """Whether a loss is far above a lower one: by a factor, by nats, or above that of random weights."""
+    random = math.log(vocabulary) if vocabulary else RANDOM
+    limit = min(times * low, low + NATS, random) if low < random else times * low
+    return loss > limit > 0 and loss - low > HIGHER_BY
 
 
 def diverges(log: Log) -> Seen | None:
@@ -51,7 +63,7 @@ def diverges(log: Log) -> Seen | None:
     is_lost = [not math.isfinite(loss) or loss == 0 for loss in losses.values]
     end = is_lost.index(True) if any(is_lost) else 0
     before = replace(log, losses=Series(log.text, losses.lines[:end], losses.values[:end]))
-    if end < FEW or _begins_again(before.losses.lines):
+    if end < FEW or _begins_again(log.text, before.losses.lines):
         return None
     rises = _explodes(before) or _by_medians(before, USUAL_PASSES)
     return rises if rises and rises.id in LOST else None
@@ -64,6 +76,15 @@ def _is_uniform(log: Log, vocabulary: int | None) -> Seen | None:
     if not words or len(losses) < (2 if vocabulary else 2 * FEW) or _warms_up(log.rates):
         return None
     return log.losses.sign("loss-plateau", 0, end=losses[-1], lines=len(losses), vocabulary=words)
+
+
+def _begins_random(log: Log, vocabulary: int | None) -> Seen | None:
+    """The first loss is the logarithm of a vocabulary, where a text tells of pretrained weights. A good start falls."""
+    first, second, *_ = log.losses.values
+    words = min([vocabulary] if vocabulary else VOCABULARIES, key=lambda each: abs(math.log(each) - first))
+    if abs(math.log(words) - first) > AT_RANDOM or second < FALLS * first or not PRETRAINED.search(log.text):
+        return None
+    return log.losses.sign("loss-begins-random", 0, first=first, vocabulary=words)
 
 
 def _by_medians(log: Log, passes: int, vocabulary: int | None = None) -> Seen | None:
@@ -82,7 +103,7 @@ def _by_medians(log: Log, passes: int, vocabulary: int | None = None) -> Seen | 
     is_apart = (
         middles.index(low) + 2 * part <= len(losses) and sorted(losses[-part:])[spared] > sorted(lowest)[-1 - spared]
     )
-    if is_apart and end > higher * low > 0 and end - low > HIGHER_BY:
+    if is_apart and _is_far(end, low, higher, vocabulary):
         return _is_lost(log, low, end, part)
     if is_short:
         return None
@@ -105,25 +126,25 @@ def _by_medians(log: Log, passes: int, vocabulary: int | None = None) -> Seen | 
     return None
 
 
-def _explodes(log: Log) -> Seen | None:
+def _explodes(log: Log, vocabulary: int | None = None) -> Seen | None:
     """The last two losses are high, and their norms far above those before: they say what two losses alone do not."""
     *losses, first, last = log.losses.values
-    *norms, _, _ = of_norm = [line.values.get("norm", math.nan) for line in log.losses.lines]
-    low = min(losses)
-    is_high = min(first, last) > MUCH_HIGHER * low > 0 and min(first, last) - low > HIGHER_BY
-    if not is_high or not min(of_norm[-2:]) > EXPLODED * statistics.median(norms):
+    of_norm = [line.values.get("norm", math.nan) for line in log.losses.lines]
+    low, high = min(losses), min(first, last)
+    norms = [norm for loss, norm in zip(losses, of_norm, strict=False) if loss < (low + high) / 2]
+    if not _is_far(high, low, MUCH_HIGHER, vocabulary) or not min(of_norm[-2:]) > EXPLODED * statistics.median(norms):
         return None
     return _is_lost(log, low, last, 2)
 
 
-def _spikes(log: Log) -> Seen | None:
+def _spikes(log: Log, vocabulary: int | None) -> Seen | None:
     """A loss jumps with a norm far above those before it, and comes back."""
     losses, lines = log.losses.values, log.losses.lines
     norms = [line.values.get("norm", math.nan) for line in lines]
     for at in range(MANY, len(losses)):
         low, usual = statistics.median(losses[at - MANY : at]), statistics.median(norms[at - MANY : at])
         high = losses[at]
-        if high > HIGHER * low > 0 and high - low > HIGHER_BY and norms[at] > EXPLODED * usual:
+        if _is_far(high, low, HIGHER, vocabulary) and norms[at] > EXPLODED * usual:
             back = next((n for n in range(at + 1, len(losses)) if losses[n] <= low + NEAR_LOWEST * (high - low)), None)
             if back is None:
                 return None
@@ -150,8 +171,10 @@ def _is_stair(log: Log) -> Seen | None:
     return log.losses.sign("loss-stair", [*epochs.values()][1][0], count=len(many), first=first, end=end)
 
 
-def _begins_again(lines: list[Line]) -> bool:
-    """Whether steps or epochs go back: another run follows, or this one was resumed."""
+def _begins_again(text: str, lines: list[Line]) -> bool:
+    """Whether steps or epochs go back, or another file begins: another run follows, or this one was resumed."""
+    if lines and BETWEEN_TEXTS in text[lines[0].place : lines[-1].place]:
+        return True
     moments = ([line.values[name] for line in lines if name in line.values] for name in ("step", "epoch"))
     return any(after < before for each in moments for before, after in itertools.pairwise(each))
 

@@ -94,6 +94,11 @@ def waits(text: str) -> Seen | None:
     return sign(id, text, min(each.place for each in stacks.values()), places=words)
 
 
+def lines(text: str) -> set[str]:
+    """Return the lines of scripts where processes of dumps wait, as `train.py:14:`."""
+    return {f"{stack.line.rpartition('/')[2]}:" for stack in _stacks(text) if stack.collective}
+
+
 def _named(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{len(names)} processes ({', '.join(names[:MOST])})"
 

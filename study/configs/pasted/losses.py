@@ -3,13 +3,16 @@
 A healthy training has none of these signs; GRPO's loss begins at 0, and fp16 skips its first steps.
 """
 
+import bisect
 import itertools
 import math
 import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.lines import BAR, FEW, MANY, Log, Series
 from study.configs.pasted.tracebacks import Seen, rows, sign, sign_in_words
 from study.configs.pasted.words import Sentence, meets
@@ -33,12 +36,15 @@ NEAR = 0.02  # so far is a loss from the logarithm of the model's own vocabulary
 ALIKE = 0.0015  # so far from the logarithm of a vocabulary a loss is that of an output in which all words are alike
 DIGITS = 4  # of a loss of evaluation: fewer may be the same by rounding
 USUAL_PASSES = 32  # of an update, where the text says none: some releases of the Trainer print their sum
-# As DeepSpeed, torchtitan and loops write them.
+# As DeepSpeed, torchtitan, torchtune and loops write them, with the unit before the number or behind it.
+UNIT = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|it(?:er(?:ation)?s?)?|steps?)(?:/|_per_)s(?:ec(?:ond)?)?(?:_per_gpu)?"
 RATE = re.compile(
-    r"(?:CurrSamplesPerSec=|\btps: *|\b(?:tok(?:en)?s?|samples)(?:/|_per_)s(?:ec(?:ond)?)?[\"']?[:= ] *)"
-    r"(\d[\d,]*\.?\d*)"
+    rf"(?:CurrSamplesPerSec=|\btps: *|\b{UNIT}\b[\"']?[:= ] *)(\d[\d,]*\.?\d*)"
+    rf"|\b(?:step|loss|iter(?:ation)?)\b[^\n]{{0,300}}?(?<![\w.,])(\d[\d,]*\.?\d*) ?{UNIT}\b(?![:=])"
 )
 RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
+PARTS = 24  # of a log: in each its median counts
+SLOWER = {5: GROWN, 3: 2.0, 2: 3.0}  # times, if at least so many steps are on each side
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -253,31 +259,68 @@ def rate_ends(rates: Series) -> Seen | None:
 
 
 def steps_slow_down(log: Log) -> Seen | None:
-    """Steps become slower: steadily, or in the last quarter compared with the second.
+    """Steps become slower: steadily, or all from one on. What the next file of a text says is of another run."""
+    steps, by = timed(log)
+    ends = [match.start() for match in re.finditer(BETWEEN_TEXTS, log.text)]
+    for _, each in itertools.groupby(steps, key=lambda step: bisect.bisect(ends, step[0])):
+        of_file = [*each]
+        seconds = [row[1] for row in of_file]
+        if slower := _steadily(seconds) or (_late if by == "bar" else _from_one_on)(seconds):
+            at, early, late = slower
+            beside = f" ({late:.3g} s, and {early:.3g} s before)" if by != "rate" else ""
+            return sign("steps-slow-down", log.text, of_file[at][0], factor=late / early, beside=beside)
+    return None
 
-    Of few steps, each in the second half must be much slower than all in the first.
+
+def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", "rate"]]:
+    """Return the places and the seconds of steps, and by what: a rate has the inverse of its unit in their place."""
+    bars = [*BAR.finditer(log.text)]
+    total = statistics.mode(each[2] for each in bars) if bars else ""  # others load, or evaluate
+    of_bars = [(each.start(), _seconds(each)) for each in bars if each[2] == total]
+    seconds = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
+    if of_bars or seconds:
+        return of_bars or seconds, "bar" if of_bars else "seconds"
+    rates = [(each.start(), float((each[1] or each[2]).replace(",", ""))) for each in RATE.finditer(log.text)]
+    return [(place, 1 / rate) for place, rate in rates if rate], "rate"
+
+
+def _steadily(seconds: list[float]) -> tuple[int, float, float] | None:
+    """Return where the last of eight parts begins, and the seconds of the first and the last, if each is slower."""
+    part, middles = _medians(seconds, 8)
+    rises = all(after > RISES * before for before, after in itertools.pairwise(middles))
+    if len(seconds) <= 4 or not rises or middles[-1] <= GROWN * middles[0]:
+        return None
+    return len(seconds) - part, middles[0], middles[-1]
+
+
+def _late(seconds: list[float]) -> tuple[int, float, float] | None:
+    """Return the same where the last quarter is much slower than the second. Bars are too noisy for single steps."""
+    part = len(seconds) // 4
+    if len(seconds) < 3 * MANY:
+        return None
+    early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
+    return (len(seconds) - part, early, late) if late > SLOWER[2] * early else None
+
+
+def _from_one_on(seconds: list[float]) -> tuple[int, float, float] | None:
+    """Return the step from which on all are slower than those before, but for an eighth, and the seconds of both.
+
+    The first compiles.
     """
-    bars = [(each.start(), _seconds(each)) for each in BAR.finditer(log.text)]
-    timed = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
-    rates = [(each.start(), 1 / max(float(each[1].replace(",", "")), 1e-9)) for each in RATE.finditer(log.text)]
-    steps = bars or timed or rates
-    seconds = [each for _, each in steps]
-    part, least = max(1, len(steps) // 8), 3.0  # noise alone does not make each of eight parts rise
-    middles = [statistics.median(seconds[at : at + part]) for at in range(0, len(steps) - part + 1, part)]
-    if len(steps) > 4 and all(after > RISES * before for before, after in itertools.pairwise(middles)):
-        early, late, least = middles[0], middles[-1], GROWN
-    elif len(steps) >= 3 * MANY:
-        part = len(steps) // 4
-        early, late = statistics.median(seconds[part : 2 * part]), statistics.median(seconds[-part:])
-    elif len(steps) >= 4 and not bars:
-        part = len(steps) // 2
-        early, late = max(seconds[:part]), min(seconds[-part:])
-    else:
-        return None
-    if late <= least * early:
-        return None
-    beside = "" if steps is rates else f" ({late:.3g} s, and {early:.3g} s before)"
-    return sign("steps-slow-down", log.text, steps[-part][0], factor=late / early, beside=beside)
+    part, middles = _medians(seconds, PARTS)
+    found = None
+    for at in range(2, len(middles) - 1):
+        early, late = sorted(middles[at > 2 : at]), sorted(middles[at:])
+        least = next(times for count, times in SLOWER.items() if count <= min(at, len(late)))
+        ratio = late[len(late) // MANY] / early[-1 - len(early) // MANY]
+        if ratio > max(least, found[0] if found else 0):
+            found = ratio, (at * part, statistics.median(early), statistics.median(late))
+    return found[1] if found else None
+
+
+def _medians(seconds: list[float], parts: int) -> tuple[int, list[float]]:
+    part = max(1, len(seconds) // parts)
+    return part, [statistics.median(seconds[at : at + part]) for at in range(0, len(seconds) - part + 1, part)]
 
 
 def _seconds(bar: re.Match) -> float:

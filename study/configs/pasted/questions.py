@@ -1,6 +1,6 @@
 """What is asked of the person who gave a text: what would make the answer surer, or give one."""
 
-from study.configs.pasted import matching, memory, own_loops
+from study.configs.pasted import matching, memory, own_loops, resumed
 from study.configs.pasted.lines import MANY
 from study.configs.pasted.one_rank import OF_SCRIPTS
 from study.configs.pasted.ranking import DUMPED, FULL
@@ -11,6 +11,7 @@ from study.configs.pasted.tracebacks import Seen
 RELEASES = "the releases"
 WHICH_RELEASES = "Which releases? Give the output of `pip freeze` as well"
 LAST_LINE = "What does the last line of the traceback say? Paste the rest of it"
+RESUMED = "What do three lines of the log before the resume say, and three after it? Paste them"
 ASKED = {"stage": "the stage of ZeRO or FSDP", "passes": "gradient accumulation", "ranks": "the number of GPUs"}
 
 
@@ -39,7 +40,7 @@ def to_know(pasted: Pasted, unsaid: tuple[str, ...], asks_releases: bool, seen: 
     """Return what to ask where nothing was found: what is seen, releases, then what faults in question ask."""
     if pasted.is_strange:
         return []
-    asked = [LAST_LINE] if pasted.is_cut else []
+    asked = [LAST_LINE] if pasted.is_cut else [RESUMED] if resumed.is_cut(pasted.log) else []
     asked += matching.asks(seen - {"loss"} if len(pasted.log.lines) >= MANY else seen)
     if asks_releases:
         asked.append(WHICH_RELEASES)

@@ -4,8 +4,10 @@ import math
 import re
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.lines import BAR, FEW, MANY, Line, Log
 from study.configs.pasted.tracebacks import Seen, sign
 
@@ -27,6 +29,29 @@ def signs(log: Log) -> Iterator[Seen]:
         before = _until(after, [line for line in lines if line.place < match.start()])
         if len(before) >= FEW and len(after) >= FEW:
             yield from filter(None, (_rate(log, before, after), _loss(log, before, after)))
+            return
+    if not RESUMED.search(log.text):
+        yield from _without_a_line(log, rated)
+
+
+def is_cut(log: Log) -> bool:
+    """Whether a text tells of a resume, and has too few lines on a side of the last one."""
+    places = [line.place for line in log.usual if "loss" in line.values]
+    at = max((match.start() for match in RESUMED.finditer(log.text)), default=-1)
+    before = sum(place < at for place in places)
+    return at >= 0 and bool(places) and min(before, len(places) - before) < FEW
+
+
+def _without_a_line(log: Log, rated: list[Line]) -> Iterator[Seen]:
+    """Yield where the rate falls and rises as in a warm-up, while steps go on: what restarts by plan only rises."""
+    rates, moments = [line.values["rate"] for line in rated], [*map(_moment, rated)]
+    for at in range(FEW, len(rated) - FEW + 1):
+        warms_up = rates[at] < rates[at + 1] < rates[at + 2] and rates[at] < HALF * rates[at - 1]
+        if warms_up and moments[at - 2] < moments[at - 1] < moments[at]:
+            before, after = rated[:at], rated[at:]
+            found = (_rate(log, before, after, "From this line on"), _loss(log, before, after, "Beside it"))
+            if BETWEEN_TEXTS not in log.text[before[0].place : after[0].place]:
+                yield from (replace(each, sure="possible") for each in found if each)
             return
 
 
@@ -50,7 +75,7 @@ def _moment(line: Line) -> float:
     return line.values.get("epoch", line.values.get("step", 0.0))
 
 
-def _rate(log: Log, before: list[Line], after: list[Line]) -> Seen | None:
+def _rate(log: Log, before: list[Line], after: list[Line], since: str = "After the resume") -> Seen | None:
     """The learning rate begins again, or is far below what was to come."""
     if not all("rate" in line.values for line in (*before, *after)):
         return None
@@ -60,7 +85,7 @@ def _rate(log: Log, before: list[Line], after: list[Line]) -> Seen | None:
     if behind > FEW:  # lines are left out
         return None
     to_come = old[-1] + (old[-1] - old[-2]) * behind  # by the last two, as a linear schedule has it
-    values: dict[str, Any] = {"old": old[-1], "new": new[0]}
+    values: dict[str, Any] = {"old": old[-1], "new": new[0], "since": since}
     rises = new[0] < new[1] < new[2]
     is_up = old[-1] < HALF * max(old) and new[0] > HALF * max(old) and to_come < HALF * new[0]
     is_down = new[0] < HALF * min(old[-1], to_come)
@@ -76,7 +101,7 @@ def _intervals(before: list[Line], first: Line) -> float:
     return (moments[2] - moments[1]) / distance if distance > 0 else 1
 
 
-def _loss(log: Log, before: list[Line], after: list[Line]) -> Seen | None:
+def _loss(log: Log, before: list[Line], after: list[Line], since: str = "After the resume") -> Seen | None:
     """The first losses are all above the last ones by more than these differ."""
     old = [line.values["loss"] for line in before]
     last = old[-MANY:]
@@ -85,5 +110,5 @@ def _loss(log: Log, before: list[Line], after: list[Line]) -> Seen | None:
         return None
     at_first = min(new) > AS_AT_FIRST * old[0] > JUMP * statistics.median(last)
     cause = "the weights were not loaded: it is as at the beginning" if at_first else "a state was not loaded"
-    values = {"old": statistics.median(last), "new": new[0], "cause": cause}
+    values = {"old": statistics.median(last), "new": new[0], "cause": cause, "since": since}
     return sign("loss-jumps-on-resume", log.text, after[0].place, **values)

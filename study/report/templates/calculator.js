@@ -24,7 +24,7 @@ function answers(arms, gpus, card) {
   const sizes = form.micro_batch.options.length;
   return Object.entries(arms).filter(([, counts]) => gpus in counts).map(([name, counts]) => {
     const lines = counts[gpus][form.activations.selectedIndex];
-    const needs = lines[form.accumulation.selectedIndex].map((mb) => mb * 1e6);
+    const needs = (lines[form.accumulation.selectedIndex] ?? lines[0]).map((mb) => mb * 1e6);
     const peak = needs[form.micro_batch.selectedIndex];
     const [host = 0, disk = 0] = needs.slice(sizes);
     return { name, peak, host, disk, fits: fits(peak, host, gpus, card) };

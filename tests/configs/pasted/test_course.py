@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
 
 TRAINER = "{{'loss': {loss:.4f}, 'grad_norm': {norm:.3f}, 'learning_rate': {rate:.3g}, 'epoch': {epoch:.3f}}}"
@@ -96,6 +97,30 @@ def test_a_spike_that_comes_back_is_told_with_its_norm():
     assert answer(with_norms([*losses[:40], 1.9, *losses[45:]], {40: 38.0})).found == ()
 
 
+# A loss is a logarithm: what counts is how much is lost, or that random weights are better, and not a factor.
+@pytest.mark.parametrize(
+    ("losses", "norms", "model", "is_lost"),
+    [
+        ([7.1, 7.0, 6.9, 6.8, 6.7, 6.6, 6.5, *5 * [9.8]], [*7 * [1.9], *5 * [211.0]], "", True),
+        ([5.1, 5.0, 4.9, 4.8, 4.7, 4.6, 4.5, *5 * [9.8]], [*7 * [1.9], *5 * [91.0]], "", True),
+        ([7.1, 7.0, 6.9, 6.8, 6.7, 6.6, 6.5, *5 * [9.8]], 12 * [1.9], "", True),
+        ([*falling(40, 11, 6.5), *20 * [9.1]], 60 * [1.9], "", True),
+        ([*falling(40, 11, 9.5), *20 * [11.2]], 60 * [1.9], "model: gpt2\n", True),
+        ([*falling(40, 11, 9.5), *20 * [11.2]], 60 * [1.9], "", False),
+        ([*falling(40, 11, 6.5), *20 * [7.4]], 60 * [1.9], "", False),
+        ([*falling(40, 88, 52), *20 * [60]], 60 * [1.9], "", False),  # a sum over micro-batches
+        ([7.1, 7.0, 6.9, 6.8, 6.7, 7.9, 7.9], [*5 * [1.9], *2 * [211.0]], "", False),
+    ],
+)
+def test_a_loss_is_lost_by_how_far_it_rises(losses, norms, model, is_lost):
+    lines = [PLAIN.format(step=step, loss=loss, norm=norms[step] + step % 3 / 9) for step, loss in enumerate(losses)]
+    told = answer(model + "\n".join(lines)).found
+    assert any(each.id in ("loss-jumps-and-stays", "loss-goes-up") for each in told) == is_lost
+    later = [PLAIN.format(step=100 + step, loss=9.8, norm=211) for step in range(20)]  # another run's
+    first = "\n".join(lines[: losses.index(min(losses)) + 1])
+    assert answer(first + BETWEEN_TEXTS + "\n".join(later)).found == ()
+
+
 @pytest.mark.parametrize("end", [math.nan, 0.0, math.inf])
 def test_a_loss_that_rises_and_ends_in_nan_began_to_rise_before(end):
     """The Trainer prints 0 for NaN."""
@@ -153,3 +178,19 @@ def test_two_lines_are_the_logarithm_of_a_vocabulary_where_the_model_is_known(lo
     told = answer(f"model: {model}\n{lines}")
     assert (told.id == "loss-plateau") == is_told
     assert not is_told or "the logarithm of 152,064" in told.found[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("before", "losses", "is_told"),
+    [
+        ("Some weights of the model checkpoint at ./m were not used when initializing M\n", (11.79, 11.71, 11.4), True),
+        ("Loading checkpoint shards: 100%\nmodel: Qwen/Qwen2.5-7B\n", (11.95, 11.8), True),
+        ("Loading checkpoint shards: 100%\nmodel: Qwen/Qwen2.5-7B\n", (11.76, 11.7), False),
+        ("Loading checkpoint shards: 100%\n", (11.76, 6.7, 4.4), False),
+        ("Loading checkpoint shards: 100%\n", (2.76, 2.7, 2.4), False),
+        ("", (11.79, 11.71, 11.4), False),  # a training from the start begins so
+    ],
+)
+def test_a_fine_tuning_that_begins_as_random_weights_do_has_not_loaded_its_own(before, losses, is_told):
+    lines = "".join(f"{{'loss': {loss}, 'grad_norm': 2.{at}}}\n" for at, loss in enumerate(losses))
+    assert ("loss-begins-random" in [each.id for each in answer(before + lines).found]) == is_told

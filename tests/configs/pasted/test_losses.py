@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
 from study.configs.pasted.condense import COLOR
 from study.configs.pasted.lines import Log
@@ -294,18 +295,39 @@ TIMED = [
     "step {step} loss 2.3 ({s:.2f} s/step)",
     "micro_step=20/global_step={step}, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec={rate:.3f}, MemAllocated=1GB",
     "step: {step}  loss: 2.3  memory: 40GiB  tps: {rate:.0f},000  mfu: 30%",
+    "step {step} | loss 2.3 | {rate:.3f} tok/s",
+    "iteration {step} loss=2.3 {rate:.2f} it/s lr=1e-5",
+    "Step {step} | loss:2.3 tokens_per_second_per_gpu:{rate:.3f}",
+    "[step {step}] loss 2.3, 12 rows, {rate:.3f} samples/sec",
 ]
 
 
 @pytest.mark.parametrize("form", TIMED)
 def test_steps_that_grow_are_told_in_whatever_form_their_time_stands(form):
     def lines(seconds):
-        return "\n".join(form.format(step=step, s=s, ms=1000 * s, rate=40 / s) for step, s in enumerate(seconds))
+        rows = [form.replace("2.3", f"2.{99 - step}") for step in range(99)]  # a loss that stands still is another sign
+        return "\n".join(
+            row.format(step=step, s=s, ms=1000 * s, rate=40 / s)
+            for step, (row, s) in enumerate(zip(rows, seconds, strict=False))
+        )
 
     told = answer(lines([0.81, 0.80, 2.95, 3.05]))
     assert told.id == "steps-slow-down"
     # The first compiles; one saves.
     for well in ([0.81, 0.80, 1.2, 1.3], [30.0, 0.8, 2.9, 3.0], [0.81, 0.80, 0.82, 3.05]):
+        assert answer(lines(well)).id != "steps-slow-down"
+    # From some line on, wherever that is: the more lines, the less it takes.
+    for slow in (
+        [9, *4 * [0.8], *7 * [1.4]],
+        [*5 * [0.8], *12 * [1.4]],
+        [*50 * [0.8], *9 * [2]],
+        [*3 * [1], *3 * [3.7]],
+    ):
+        told = answer(lines(slow))
+        assert told.id == "steps-slow-down"
+        assert answer(lines(slow[::-1])).id != "steps-slow-down"
+        assert answer(lines(12 * [0.8]) + BETWEEN_TEXTS + lines(12 * [9])).found == ()
+    for well in ([*5 * [0.8], *7 * [1.1]], [0.8, 2.9, *5 * [0.8, 0.9], 3.0]):
         assert answer(lines(well)).id != "steps-slow-down"
 
 
@@ -327,6 +349,15 @@ def test_steps_that_grow_steadily_are_told_however_many_there_are(form, count):
 
     assert told(5, 11) == told(1, 200) == "steps-slow-down"
     assert told(5, 6) != "steps-slow-down" != told(5, 5, noise=2.0)
+
+
+@pytest.mark.parametrize("asked", ["slow", "hang", "it hangs", "steps are slow", "loss is nan", ""])
+def test_what_was_asked_and_not_found_is_said(asked):
+    lines = "".join(f"step {step} loss {loss} step_time 1.0s\n" for step, loss in enumerate((2.4, 2.3, "nan", "nan")))
+    told = answer(lines, asked)
+    assert told.id == "loss-nan"
+    assert "the time of 4 steps" in told.read
+    assert any("which you asked for" in note for note in told.notes) == ("slow" in asked or "hang" in asked)
 
 
 def test_a_fault_that_makes_nan_does_not_explain_losses_that_are_finite():

@@ -275,6 +275,38 @@ def test_a_collective_on_one_rank_hangs_whatever_is_sharded_and_may_where_no_han
     assert "may hang when it is reached: train.py:5: dist.barrier()" in quiet.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("makes", "call", "may"),
+    [
+        (
+            "e, *_ = deepspeed.initialize(model=m, config={'zero_optimization': {'stage': 2}})",
+            "e.save_checkpoint('c')",
+            1,
+        ),
+        ("self.e, o, _, _ = deepspeed.initialize(args=a)", "self.e.save_checkpoint('c')", 1),
+        ("import utils; e, *_ = deepspeed.initialize(model=m)", "utils.save_checkpoint(e)", 0),
+        ("e, *_ = deepspeed.initialize(model=m)", "e.module.save_pretrained('c')", 0),  # whole with stages 1 and 2
+        ("model = DDP(model)", "model.save_checkpoint('c')", 0),
+    ],
+)
+def test_an_engine_that_saves_on_one_rank_may_hang_with_any_stage_and_without_being_asked(makes, call, may):
+    text = f"import deepspeed\n{makes}\nif dist.get_rank() == 0:\n    {call}\n"
+    told = answer(text, scripts={Path("train.py"): text})
+    assert [f"may hang when it is reached: train.py:4: {call}" in note for note in told.notes] == [True] * may
+
+
+@pytest.mark.parametrize("line", [5, 6])
+def test_of_two_lines_that_explain_a_hang_the_one_in_a_dump_leads(line):
+    text = script("rank == 0", "dist.all_reduce(v); v.full_tensor()").replace("; ", "\n        ")
+    dump = f"""Process 7: python train.py
+Thread 7 (idle): "MainThread"
+    all_reduce (torch/distributed/distributed_c10d.py:1)
+    <module> (train.py:{line})
+"""
+    told = answer(f"fsdp_version: 2\n{dump}", "it hangs", scripts={Path("train.py"): text})
+    assert told.found[0].line.startswith(f"train.py:{line}:")
+
+
 @pytest.mark.parametrize("call", ["dist.barrier()", "print()"])
 def test_a_hang_whose_script_shows_none_names_the_command_that_compares_ranks(call):
     told = answer("world_size: 4\nit hangs", scripts={Path("train.py"): script("rank == 0", call)})

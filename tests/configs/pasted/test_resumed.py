@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
 
 STEPS, WARM_UP, PEAK = 1000, 100, 2e-5
@@ -115,3 +116,31 @@ def test_a_training_that_goes_on_has_no_sign(case, log):
 
 def test_without_a_line_on_a_resume_two_logs_are_not_joined():
     assert answer(trainer(BEFORE, linear) + trainer(AFTER, linear, lambda step: falling(step) + 0.5)).found == ()
+
+
+@pytest.mark.parametrize("log", [trainer, own_loop])
+def test_a_warm_up_in_the_middle_is_seen_without_a_line_on_a_resume(log):
+    """Only as possible, within one file, and where steps go on. A schedule that restarts by plan only rises."""
+    before, after = log(BEFORE, linear), log(AFTER, again(linear), lambda step: falling(step) + 0.7)
+    told = answer(f"{before}***** Running training *****\n{after}").found
+    assert [(each.id, each.sure) for each in told] == [
+        ("rate-begins-again", "possible"),
+        ("loss-jumps-on-resume", "possible"),
+    ]
+    assert "resume" not in " ".join(each.sentence for each in told)
+    for well in (
+        before + BETWEEN_TEXTS + after,
+        before + log(AFTER, again(left)),
+        after + before,
+        before + "".join(after.splitlines(True)[:2]),
+    ):
+        assert answer(well).found == ()
+
+
+def test_too_few_lines_beside_a_resume_are_asked_for():
+    lines = trainer(range(480, 510, 10), linear).splitlines(keepends=True)
+    after = trainer(range(510, 540, 10), again(linear))
+    cut = answer("".join(lines[1:]) + "Resuming from checkpoint out/checkpoint-500\n" + after)
+    assert cut.found == ()
+    assert "three lines of the log before the resume" in cut.questions[0]
+    assert answer("".join(lines) + "Resuming from checkpoint out/checkpoint-500\n" + after).id == "rate-begins-again"
