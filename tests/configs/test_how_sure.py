@@ -61,7 +61,7 @@ def printed(monkeypatch, capsys):
 
     def of(stack: Stack, symptom: str) -> list[str]:
         seen = matching.symptoms_of_faults({symptom} - {""}, "")
-        monkeypatch.setattr(command, "described", lambda *given: (stack, []))
+        monkeypatch.setattr(command, "described", lambda *given, **said: (stack, []))
         monkeypatch.setattr(matching, "stack_of", lambda *given: replace(stack, seen=seen))
         told = []
         monkeypatch.setattr("study.configs.pasted.answer.MOST_ALSO", 99)
