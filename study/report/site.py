@@ -264,12 +264,14 @@ def linked(text: str, folder: Path) -> str:
 
     Those to other files become words and a path: a browser shows a notebook as JSON.
     """
-    pages = pages_of() | {"README.md": "index.html"}
+    pages = pages_of() | {"README.md": "index.html", "notebooks/by_hand.ipynb": "by_hand.html"}
 
     def on_the_site(link: re.Match) -> str:
         words, address = link.groups()
         file, _, heading = address.partition("#")
         path = os.path.relpath(folder / file, ROOT)
+        if path == "WORDS.md":  # all of them stand in one fold
+            return f"[{words}](index.html#words)"
         if path.startswith("reports/answers/claims/"):  # all cards stand on one page
             return f"[{words}](claims.html#{words})"
         if path in pages:

@@ -25,7 +25,7 @@ from study.core.arms import load_arm
 from study.core.recipes import RECIPES
 from study.predict import PlaceFlags, Question, StepFlags, TrainingFlags, estimate, named
 from study.records.runs import load
-from study.report.of_record import sent_bytes
+from study.report import of_record
 from tests.conftest import ROOT, python, ranks_of
 
 FOLDER = ROOT / "examples/zero_by_hand"
@@ -260,7 +260,7 @@ def test_kept_records_of_stage_3_send_within_the_bounds_of_the_page():
     """The default stage 3 on two ranks or more, all weights trained by AdamW."""
     counted = []  # by micro-batch, with their number
     for run in load([ROOT / "reports"]).select(arm="zero3").done:
-        asked, seen, sent = run.record.requested, run.record.observed, sum(sent_bytes(run).values())
+        asked, seen, sent = run.record.requested, run.record.observed, sum(of_record.sent_bytes(run).values())
         trains_all = seen.trained_parameters in (None, seen.parameters) and asked.lora_rank is None
         if sent and (seen.ranks or 1) > 1 and trains_all and asked.optimizer in (None, "adamw"):
             part = seen.parameters * RECIPES[asked.precision].gradient_bytes * (seen.ranks - 1) / seen.ranks

@@ -323,7 +323,7 @@ def test_no_kept_record_of_a_stage_sends_more_or_less_than_the_answer_says():
     every = [share for arm in no_tensors for share in sent_over_ddp(records, arm, optimizer="adamw")]
     assert (len(no_tensors), f"{min(every):.1f}") == (9, "1.0")
     _, eight, *_ = rows_of(page_of("traffic"))["stage 3"]
-    assert number_of("traffic") == f"one micro-batch up to {max(every):.2f} times DDP's bytes, eight {eight}"
+    assert number_of("traffic") == f"up to {max(every):.2f} times DDP's bytes with one micro-batch, {eight} with eight"
     # All ranks of tensor parallelism have the same sequences: as many in a step as two ranks of DDP with half of them.
     halves = {"over": {"arm": "ddp", "micro_batch": 4}, "micro_batch": 8, "optimizer": "adamw"}
     by_tensors = [share for arm in ("zero1_tp", "zero2_tp") for share in sent_over_ddp(records, arm, **halves)]
@@ -490,7 +490,9 @@ def test_the_sizes_and_the_advice():
     ], "Accelerate's 147 has activations beside its 16 bytes a parameter"
     assert number_of("memory") == f"{stages[2]} GB of tensors; DDP has {usual} without activations"
     states_gb = (16 / 8) * front.named("llama3-8b").parameters / 1e9
-    title = f"ZeRO's stage 3 keeps {stages[2]} GB on each, DDP {usual} GB"
+    title = f"ZeRO's stage 3 peaks at {stages[2]} GB on each, DDP above {usual} GB"  # a peak, and states alone
+    assert float(usual) < float(ddp)
+    assert f"DDP's {usual} GB are [arithmetic](reports/answers/memory.md) without activations" in README
     assert README.startswith(f"# Llama-3-8B on eight GPUs: {title}\n")
     assert f"{pictures.TITLE.partition(':')[0]}:" in README.splitlines()[0]
     kept = runs.load(KEPT / "runs").select(model="llama3-8b", ranks=8, virtual=True, lora_rank=None).done
@@ -582,6 +584,14 @@ def test_the_releases():
     assert min(printed[3], key=Version) > max(inner, key=Version)
     assert asked[-1] == printed[3][-1]
     assert f"tested {len(asked) + 1} releases" in page
+    schedules = [wrong["zero2", f"schedule-{name}"] for name in ("warmup-groups", "stairs", "cosine-groups")]
+    assert schedules[0] == schedules[1]
+    assert schedules[2] - {*printed[3], *norms, *last_pass, *inner}, "also those that have none of the three"
+    groups, cosine = len(schedules[0]), len(schedules[2])
+    said = (
+        f"`schedules-of-groups` in {groups} of the {len(asked)} with stage 2, `cosine-starts-at-the-rate` in {cosine},"
+    )
+    assert said in " ".join(page.split())
     by_setting, total = norms | last_pass, len(asked) + 1
     by_script = (inner | {"0.18.9"}) - by_setting
     more = f"{len(by_script)} more if a loss calls"

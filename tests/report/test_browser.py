@@ -325,7 +325,7 @@ UNCHECK = "for (const box of document.querySelectorAll('input:checked')) box.che
 SIMPLEST = [  # model, GPUs, kind of GPU, sequences in a micro-batch, gradient accumulation: what the page advises
     ("gpt2", 1, "H100-80GB", 1, 8, "single on 1 x H100-80GB: 2.63 of 85.5 GB and no offloading."),
     ("gpt2", 8, "H100-80GB", 4, 8, "ddp on 8 x H100-80GB: "),
-    ("llama3-8b", 8, "H100-80GB", 1, 1, "zero1 on 8 x H100-80GB: 44.8 of 85.5 GB and no offloading."),
+    ("llama3-8b", 8, "H100-80GB", 1, 1, "Use zero1 on 8 x H100-80GB: 44.8 of 85.5 GB and no offloading."),
     ("llama3-8b", 8, "H100-80GB", 8, 8, "zero2 on "),
     ("llama3-8b", 1, "H100-80GB", 1, 8, "zero1_cpu on "),
     ("llama3-8b", 4, "A100-40GB", 1, 8, "zero2_cpu on "),  # as zero3 fits only just
@@ -343,7 +343,7 @@ def test_the_calculator_and_study_estimate_say_the_same_of_drawn_cells(show):
         predicted = estimated(model, sequence, gpus, arm, activations, rows, accumulation)
         peak_bytes = predicted.memory.peak_bytes
         for name in draw.sample([*GPUS], 8):
-            verdict = page.execute_script("return fits(...arguments)", peak_bytes, 0, gpus, cards[name])
+            verdict = page.execute_script("return fits(...arguments)", arm, peak_bytes, 0, gpus, cards[name])
             whole = fits_on(GPUS[name], peak_bytes, predicted.kinds(GPUS[name]).driver)
             alike = {"yes": {"yes", "tensors"}, "only just": {"just", "tensors"}, "no": {"no"}}[whole]
             assert verdict in alike, (model, sequence, gpus, arm, activations, rows, accumulation, name)

@@ -98,6 +98,7 @@ def test_navigation_has_the_order_of_readmes_doors(tmp_path, monkeypatch):
         assert shown.index("stack") < shown.index("claims")
         assert {*shown} > report.NOTEBOOKS.keys()
         assert ("paste" in shown) == paste
+        assert '<a href="index.html#words">Words</a>' in nav
 
 
 def test_links_of_a_text_lead_to_pages_of_the_site_or_name_the_file():
@@ -109,6 +110,9 @@ def test_links_of_a_text_lead_to_pages_of_the_site_or_name_the_file():
     files = "[one run](../h200-3/README.md), [the `site.py`](../../study/report/site.py)"
     named = "one run (`reports/h200-3/README.md`), [the `site.py`](sources/study/report/site.py)"
     assert report.linked(files, report.ANSWERS) == named
+    of_words = "[words](../../WORDS.md), [low](../../WORDS.md#verdicts), [by hand](../../notebooks/by_hand.ipynb)"
+    there = "[words](index.html#words), [low](index.html#words), [by hand](by_hand.html)"
+    assert report.linked(of_words, report.ANSWERS) == there
     cards = {report.ANSWERS: "claims/P1.md", report.BY_HAND_FOLDER: "../../reports/answers/claims/P1.md"}
     for folder, path in cards.items():
         assert report.linked(f"[P1-03]({path}#p1-03)", folder) == "[P1-03](claims.html#P1-03)"

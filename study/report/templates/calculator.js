@@ -1,15 +1,15 @@
 // Looks up what Python computed: reports/calculator.json, which tools/calculator_tables.py writes.
 "use strict";
 
-const { models, cards } = JSON.parse(document.getElementById("table").textContent);
+const { models, cards, reserved } = JSON.parse(document.getElementById("table").textContent);
 const form = document.getElementById("calculator");
 const say = (id, text) => (document.getElementById(id).textContent = text);
 const gb = (bytes) => Number(((bytes / 1e9) * (1 + 1e-12)).toPrecision(3)); // a half is rounded up, as study/core/text.py does
 
-function fits(peak, host, gpus, card) {
+function fits(arm, peak, host, gpus, card) {
   if (peak > card.most_bytes || host > card.host_bytes[gpus]) return "no";
   if (peak > card.roomy_bytes) return "just";
-  return peak > card.sure_bytes ? "tensors" : "yes"; // whatever PyTorch reserves
+  return peak * reserved[arm] > card.reserved_bytes ? "tensors" : "yes"; // whatever PyTorch reserves
 }
 
 // A model has no sequences that are longer than its positions.
@@ -27,7 +27,7 @@ function answers(arms, gpus, card) {
     const needs = (lines[form.accumulation.selectedIndex] ?? lines[0]).map((mb) => mb * 1e6);
     const peak = needs[form.micro_batch.selectedIndex];
     const [host = 0, disk = 0] = needs.slice(sizes);
-    return { name, peak, host, disk, fits: fits(peak, host, gpus, card) };
+    return { name, peak, host, disk, fits: fits(name, peak, host, gpus, card) };
   });
 }
 
