@@ -48,9 +48,9 @@ def refuse_missing(words: list[str]) -> None:
 
 
 def whole_text(paths: list[Path], text: str, words: tuple[str, ...] = ()) -> str:
-    """Return a text with that of the configs and records beside it, and of those that these name.
+    """Return a text with the texts of the configs and records beside it, and of the configs that they name.
 
-    It is of the engine that trains by all words.
+    All are of the engine that trains by all words.
     """
     texts = engines.texts_of(words)
     of_engine = engines.of_what_trains(texts)
