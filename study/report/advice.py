@@ -165,8 +165,8 @@ def besides(choice: Row, question: Question) -> str:
         said += f" The arm's JSON is for small models on few ranks. Write there `{json.dumps(changed)[1:-1]}`."
     if arm.replicas > 1:
         groups = {"replicate": question.gpus // question.local, "shard": question.local}
-        changed = " and ".join(f"`parallelism_config_dp_{part}_size: {ranks}`" for part, ranks in groups.items())
-        said += f" Write in the arm's yaml {changed}."
+        keys = " and ".join(f"`parallelism_config_dp_{part}_size: {ranks}`" for part, ranks in groups.items())
+        said += f" Write in the arm's yaml {keys}."
     return said
 
 
