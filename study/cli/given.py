@@ -1,9 +1,10 @@
 """What words of a command line name: runs and configs, or the text of files, of standard input, of an error."""
 
+import contextlib
 import os
 from pathlib import Path
 
-from study.configs import engines
+from study.configs import engines, sources
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted import condense
 from study.configs.stacks import CONFIGS
@@ -47,7 +48,15 @@ def refuse_missing(words: list[str]) -> None:
 
 
 def whole_text(paths: list[Path], text: str, words: tuple[str, ...] = ()) -> str:
-    """Return a text with that of the configs and records beside it, of the engine that trains by all words."""
-    of_engine = engines.of_what_trains(engines.texts_of(words))
-    beside = [of_engine.get(path.name) or condense.content(path) for path in paths if path.is_file()]
-    return BETWEEN_TEXTS.join([text, *beside])
+    """Return a text with the texts of the configs and records beside it, and of the configs that they name.
+
+    All are of the engine that trains by all words.
+    """
+    texts = engines.texts_of(words)
+    of_engine = engines.of_what_trains(texts)
+    beside = [path for path in paths if path.is_file()]
+    for path in engines.that_may_count([each for each in beside if each.suffix in CONFIGS], texts):
+        with contextlib.suppress(Stop):
+            named = sources.read(path).named
+            beside += [named.path] if named and named.path not in [path, *map(Path.resolve, paths)] else []
+    return BETWEEN_TEXTS.join([text, *(of_engine.get(path.name) or condense.content(path) for path in beside)])

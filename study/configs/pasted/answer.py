@@ -8,8 +8,6 @@ from textwrap import shorten
 from types import MappingProxyType
 from typing import Literal
 
-from packaging.version import Version
-
 from study.configs.code import parsed
 from study.configs.oom.reading import OomError
 from study.configs.pasted import (
@@ -32,7 +30,7 @@ from study.configs.pasted.questions import RELEASES, not_said, to_be_surer, to_k
 from study.configs.pasted.ranking import OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
 from study.configs.pasted.said import left_open
-from study.configs.pasted.situations import fitting
+from study.configs.pasted.situations import fitting, is_without
 from study.configs.pasted.told import foreign_layer, printed_shapes, told
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
@@ -50,6 +48,8 @@ PRESSED, SLOWER = "memory-pressure-slow", "steps-slow-down"
 FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 IF_SLOW = "With `--symptom slow` this says what to do"
 BY_ENGINE, ENGINE = re.compile(r": ([\w.]+)\.save_checkpoint\("), r"\b{}\b[^=;\n]*=\s*deepspeed\.initialize\("
+# All ranks write a part, and wait, with any stage: save_checkpoint has barriers (deepspeed/runtime/engine.py:4900).
+BY_RANKS = re.compile(r": (?:\w+\.)*(?:acc\w*\.save_state|\w*(?:model|engine)\w*\.save_checkpoint)\(")
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
@@ -253,9 +253,10 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
     ids = {each.id for each in shown}
     is_sharded = pasted.said.get("stage") in SHARDED
     for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL)):
-        saves = BY_ENGINE.search(seen.line)  # with any stage all ranks write a part, and wait
+        saves = BY_ENGINE.search(seen.line)
         is_of_engine = saves and any(re.search(ENGINE.format(saves[1]), script) for script in scripts.values())
-        if seen.id not in ids and (is_sharded or is_of_engine or seen.id in OF_ALL):
+        by_ranks = pasted.said.get("stage") in (0, 1, 2) and BY_RANKS.search(seen.line)
+        if seen.id not in ids and (is_sharded or is_of_engine or by_ranks or seen.id in OF_ALL):
             what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
             yield f"This line may hang when it is reached: {seen.line}. {what}"
 
@@ -287,10 +288,7 @@ def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
     """Return an error without the fault that makes it, where the release is another."""
     if not seen.fault:
         return seen
-    fault = named(seen.fault)
-    release = pasted.releases.get(fault.package)
-    is_right = isinstance(release, Version) and fault.has(release) is False
-    return replace(seen, fault="", who="", sure="possible") if is_right else seen
+    return replace(seen, fault="", who="", sure="possible") if is_without(seen.fault, pasted) else seen
 
 
 def _symptoms(pasted: Pasted, shown: list[Seen]) -> set[str]:

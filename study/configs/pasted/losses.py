@@ -285,10 +285,10 @@ def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", 
 
 
 def _steadily(seconds: list[float]) -> tuple[int, float, float] | None:
-    """Return where the last of eight parts begins, and the seconds of the first and the last, if each is slower."""
+    """Return where the last of eight parts begins, and the seconds of the first and the last, if all but one rise."""
     part, middles = _medians(seconds, 8)
-    rises = all(after > RISES * before for before, after in itertools.pairwise(middles))
-    if len(seconds) <= 4 or not rises or middles[-1] <= GROWN * middles[0]:
+    rises = sorted(after - RISES * before for before, after in itertools.pairwise(middles))
+    if len(seconds) <= 4 or rises[1] <= 0 or middles != sorted(middles) or middles[-1] <= GROWN * middles[0]:
         return None
     return len(seconds) - part, middles[0], middles[-1]
 

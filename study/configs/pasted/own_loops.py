@@ -39,6 +39,7 @@ SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
 CLIPS_NOT = {**dict.fromkeys("123", "clipped_nothing"), "FSDP1": "clipped_part"}
 PREPARES = re.compile(r"(?:\.prepare|deepspeed\.initialize|(?:^|\.)(?:FSDP|FullyShardedDataParallel))$")
+DETACHES = re.compile(r"\.(?:item|detach|data|tolist|numpy)\b|\bfloat\(")
 STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
 # What may come of each mistake: symptoms of symptoms.toml, and signs. Beside others it is told as a note.
 MAKES: dict[str, set[str]] = {
@@ -52,6 +53,7 @@ MAKES: dict[str, set[str]] = {
     "clipped_nothing": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up", "loss-nan"},
     "clipped_part": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up", "loss-nan"},
     "not_divided": {"loss", "norm"},
+    "losses_kept": {"memory"},
 }
 
 
@@ -65,13 +67,14 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
             "optimizer_of_other_tensors": _of_other_tensors,
             "labels_not_moved": _labels_not_moved,
             "clipped_scaled": _clipped_scaled,
+            "losses_kept": _losses_kept,
         }
         if id := CLIPS_NOT.get(str(pasted.said.get("stage")), ""):
             rules[id] = _clipped_by_torch
         if is_whole(scripts):
             rules |= {"never_cleared": _never_cleared, "not_divided": _not_divided}
         rules["norm-is-partial"] = _norm_of_a_part
-        found = [*_accumulates_otherwise(tree, code)]
+        found: list[tuple[str, ast.Call | ast.AugAssign, dict]] = [*_accumulates_otherwise(tree, code)]
         found += [(id, call, {}) for id, rule in rules.items() for call in rule(tree, code)]
         said = meets(SAME_DATA, pasted.question)
         for id, call, values in found:
@@ -258,6 +261,48 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
             elif re.search(r"(?i)scaler\w*\.step$", name):
                 yield from clipped[:1]
                 scaled, clipped = None, []
+
+
+def _losses_kept(tree: ast.Module, code: str) -> Iterator[ast.Call | ast.AugAssign]:
+    """Yield where a loop of updates adds its loss, as the backward pass had it, to what it never begins anew."""
+    found: dict[int, ast.Call | ast.AugAssign] = {}
+    for loop in (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))):
+        calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
+        losses = {ast.unparse(_loss(call)) for call, name in calls if name.endswith("backward")}
+        assigned = [
+            (ast.unparse(to), node.value)
+            for node in ast.walk(loop)
+            if isinstance(node, ast.Assign)
+            for to in node.targets
+        ]
+        anew = {*losses, *(to for to, _ in assigned), *(name.removesuffix(".clear") for _, name in calls)}
+        losses -= {to for to, value in assigned if DETACHES.search(ast.unparse(value))}
+        added: list[tuple[ast.Call | ast.AugAssign, str, ast.expr]] = [
+            (call, name.removesuffix(".append"), call.args[0])
+            for call, name in calls
+            if name.endswith(".append") and call.args
+        ]
+        for node in ast.walk(loop):
+            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+                added.append((node, ast.unparse(node.target), node.value))
+        if any(name.endswith(".step") for _, name in calls):  # else its micro-batches are of one update
+            found |= {id(node): node for node, to, kept in added if ast.unparse(kept) in losses and to not in anew}
+    yield from found.values()
+
+
+def _loss(backward: ast.Call) -> ast.expr:
+    """Return the loss of a backward pass, without what scales it."""
+    loss = backward.args[0] if backward.args else backward.func
+    while not isinstance(loss, ast.Name):
+        if isinstance(loss, ast.Call) and loss.args:
+            loss = loss.args[0]
+        elif isinstance(loss, ast.BinOp):
+            loss = loss.left
+        elif isinstance(loss, ast.Attribute) and loss.attr == "backward":
+            loss = loss.value
+        else:
+            break
+    return loss
 
 
 def _scopes(tree: ast.Module) -> Iterator[tuple[list[ast.Call], list[ast.If]]]:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from packaging.version import Version
 from pydantic import with_config
 
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.tracebacks import LONGEST, Seen, Sure, line_at
 from study.configs.pasted.words import meets
 from study.core.tables import NO_OTHER_KEYS, Evidence, Regex, read_table
+from study.known.faults import named
 
 SITUATIONS = Path(__file__).with_name("situations.toml")
 
@@ -32,6 +34,7 @@ class Situation:
     symptoms: tuple[str, ...] = ()
     when: dict[str, list] = field(default_factory=dict)
     works: tuple[str, ...] = ()  # ways of contrasts.py
+    fault: str = ""
 
 
 @functools.cache
@@ -70,7 +73,15 @@ def _may_fit(situation: Situation, pasted: Pasted, symptoms: set[str]) -> bool:
         return False
     if situation.works and pasted.works.isdisjoint(situation.works):
         return False
+    if situation.fault and is_without(situation.fault, pasted):
+        return False
     return all(pasted.said.get(condition) in values for condition, values in situation.when.items())
+
+
+def is_without(fault: str, pasted: Pasted) -> bool:
+    """Whether the release that a text names is known not to have a fault of its library."""
+    release = pasted.releases.get(named(fault).package)
+    return isinstance(release, Version) and named(fault).has(release) is False
 
 
 def _line(situation: Situation, pasted: Pasted) -> str | None:

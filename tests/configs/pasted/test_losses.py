@@ -331,6 +331,8 @@ def test_steps_that_grow_are_told_in_whatever_form_their_time_stands(form):
         assert answer(lines(well)).id != "steps-slow-down"
 
 
+TIMED_ONCE = "loss {:.3f} step_time {}s"
+SLOWER = (1.1, 1.12, 1.31, 1.58, 1.97, 2.41)  # the second is hardly slower
 GROWING = [
     " 1%|#   | {step}/999 [00:05<1:00:00, {s:.2f}s/it]",
     "{{'loss': {loss:.3f}, 'step_time': {s:.2f}}}",
@@ -348,6 +350,7 @@ def test_steps_that_grow_steadily_are_told_however_many_there_are(form, count):
         ).id
 
     assert told(5, 11) == told(1, 200) == "steps-slow-down"
+    assert answer("\n".join(TIMED_ONCE.format(2.4 - at / 99, s) for at, s in enumerate(SLOWER))).id == "steps-slow-down"
     assert told(5, 6) != "steps-slow-down" != told(5, 5, noise=2.0)
 
 

@@ -55,3 +55,18 @@ def test_what_a_symptom_means_is_told_whatever_files_are_beside_it(symptom, name
 def test_a_symptom_in_a_file_is_that_of_the_option(symptom, folder):
     (folder / "note.txt").write_text(symptom)
     assert ids("note.txt", *FILES)[:1] == ids(symptom=symptom)[:1]
+
+
+def test_a_yaml_is_answered_as_with_the_json_that_it_names(folder):
+    (folder / "small.json").write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": 500000}}')
+    yaml = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: {}\n"
+    (folder / "arm.yaml").write_text(yaml.format("small.json"))
+    (folder / "gone.yaml").write_text(yaml.format("gone.json"))
+    by_json = ids("small.json", symptom="slow")
+    assert "small-buckets-slow" in by_json
+    assert ids("arm.yaml", symptom="slow") == ids("arm.yaml", "small.json", symptom="slow") == by_json
+    assert "small-buckets-slow" not in ids("gone.yaml", symptom="slow")
+    # What a script names counts in its place.
+    (folder / "own.py").write_text("args = TrainingArguments(deepspeed='ds.json')\n")
+    _, told, _ = diagnose(("own.py", "arm.yaml"), symptom="slow")
+    assert told["found"] == []

@@ -137,6 +137,27 @@ def test_a_line_after_the_training_is_blamed_only_where_the_training_ended(text,
     assert "may hang when it is reached" in told.nothing or "hang" in symptom or HANG in text
 
 
+@pytest.mark.parametrize(
+    ("stage", "call", "waits"),
+    [
+        *(
+            (stage, call, True)
+            for stage in "0123"
+            for call in ("acc.save_state('out')", "model.save_checkpoint('out')")
+        ),
+        ("2", "self.accelerator.save_state('out')", True),
+        ("2", "trainer.save_state()", False),  # writes on rank 0 alone
+        ("2", "trainer.save_model('out')", False),  # gathers nothing
+        ("2", "logger.save_checkpoint('out')", False),
+        ("DDP", "acc.save_state('out')", False),
+    ],
+)
+def test_a_checkpoint_on_one_rank_is_told_with_each_stage_of_deepspeed(stage, call, waits):
+    said = f"zero_stage: {stage}" if stage.isdigit() else "distributed_type: MULTI_GPU"
+    told = answer(said, scripts={Path("train.py"): script("acc.is_main_process", call)})
+    assert any("waits in a barrier [hang_saving]" in note for note in told.notes) is waits
+
+
 def test_a_script_beside_a_log_says_nothing_of_what_was_done_last():
     log = "zero_stage: 3\n{'loss': 1.4, 'grad_norm': 3.1, 'epoch': 0.04}\n" + HANG
     alone, beside = answer(log), answer(log + BETWEEN_TEXTS + AFTER, scripts={Path("train.py"): AFTER})

@@ -1,6 +1,7 @@
 """What a loop of one's own does wrong is told by its script, and a loop that is right has no alarm."""
 
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -174,6 +175,32 @@ def test_a_loop_has_the_mistakes_that_it_makes_and_no_other(script):
     found = answer(script, scripts={Path("train.py"): script}).found
     assert [each.id for each in found] == OWN_LOOPS[script]
     assert all(each.line.startswith("train.py:") for each in found)
+
+
+KEPT = "for rows in loader:\n    loss = model(rows).loss\n    {}\n    loss.backward()\n    {}\n    optimizer.step()\n"
+KEPT += "    optimizer.zero_grad()\n"
+LOOPS_THAT_KEEP = {
+    KEPT.format("losses.append(loss)", "pass"): True,
+    KEPT.format("pass", "self.losses.append(loss)"): True,
+    KEPT.format("pass", "total += loss"): True,
+    KEPT.format("pass", "total += loss").replace("loss.backward", "scaler.scale(loss / 4).backward"): True,
+    KEPT.format("pass", "total += loss").replace("loss.backward()", "accelerator.backward(loss)"): True,
+    KEPT.format("losses.append(loss.item())", "total += loss.detach()"): False,
+    KEPT.format("pass", "losses.append(float(loss))"): False,
+    KEPT.format("pass", "loss = loss.detach()\n    losses.append(loss)"): False,
+    KEPT.format("loss += model.extra", "pass"): False,
+    KEPT.format("pass", "total += loss\n    if step % 10 == 0:\n        total = 0"): False,
+    KEPT.format("pass", "losses.append(loss)\n    losses.clear()"): False,
+    "for rows in loader:\n    total = 0\n    for row in rows:\n        loss = model(row)\n        loss.backward()\n"
+    "        total += loss\n    optimizer.step()\n    optimizer.zero_grad()\n": False,
+    "for epoch in range(3):\n    total = 0\n" + indent(KEPT.format("pass", "total += loss"), "    "): True,
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS_THAT_KEEP)
+def test_losses_that_are_kept_with_their_graphs_are_told_where_memory_grows(loop):
+    told = answer(loop, "GPU memory grows every step", scripts={Path("train.py"): loop})
+    assert ("losses_kept" in [each.id for each in told.found]) is LOOPS_THAT_KEEP[loop]
 
 
 def test_what_cannot_make_what_was_seen_is_told_beside_it():

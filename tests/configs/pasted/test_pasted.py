@@ -467,7 +467,8 @@ def test_a_guess_at_what_filled_the_memory_stands_behind_what_fits_the_text(said
     ("said", "id"),
     [
         ("", "norm-sqrt2"),
-        ("zero stage 2", "loss-zero-overlap"),
+        ("zero stage 2", "norm-sqrt2"),
+        ('{"zero_optimization": {"stage": 2, "overlap_comm": true}}', "loss-zero-overlap"),
         (
             'deepspeed==0.17.2 {"zero_optimization": {"stage": 2, "overlap_comm": true}, "bf16": {"enabled": true}}',
             "overlap-buffer-overwritten",
@@ -644,13 +645,23 @@ deepspeed=={release}
     ("release", "overlap", "id", "sure"),
     [
         ("0.17.2", "true", "overlap-buffer-overwritten", "sure"),
-        ("0.19.8", "true", "loss-zero-overlap", "likely"),
+        ("0.14.0", "true", "loss-zero-overlap", "likely"),
+        ("0.19.8", "true", "loss-zero", "likely"),
         ("0.17.2", "false", "loss-zero", "likely"),
     ],
 )
 def test_a_fault_is_the_answer_where_releases_config_and_symptom_are_its_own(release, overlap, id, sure):
     told = answer(OVERWRITTEN.format(release=release, overlap=overlap))
     assert (told.id, told.sure) == (id, sure)
+
+
+@pytest.mark.parametrize("seen", ["'loss': nan, 'grad_norm': nan", "'loss': nan", "'loss': 0.0"])
+@pytest.mark.parametrize("beside", ["{}", "deepspeed==0.19.8 {'overlap_comm': true}", "{'overlap_comm': false}"])
+def test_with_stage_2_alone_the_learning_rate_comes_before_overlap_comm(seen, beside):
+    log = "{'loss': 2.3, 'grad_norm': 1.0, 'learning_rate': 0.5}\n" + 3 * f"{{{seen}, 'learning_rate': 0.5}}\n"
+    first = answer(f"zero_optimization_stage ...... 2\n{beside}\n{log}").found[0]
+    assert "overlap" not in f"{first.id} {first.sentence}"
+    assert "learning rate" in first.remedy.partition("overlap_comm")[0]
 
 
 def test_a_release_that_is_right_is_not_blamed():
@@ -947,7 +958,7 @@ def test_texts_are_files_a_pipe_or_words(monkeypatch, capsys, tmp_path):
     (tmp_path / "train.log").write_text(THREADS["llamafactory-8137"])
     assert not in_this_process(monkeypatch, f"diagnose {tmp_path}/train.log --json")
     (told,) = json.loads(capsys.readouterr().out)
-    assert (told["id"], told["sure"]) == ("loss-zero-overlap", "likely")
+    assert (told["id"], told["sure"]) == ("stages-1-and-2-alone-wrong", "likely")
     assert not in_this_process(monkeypatch, "diagnose RuntimeError: 'weight' must be 2-D")
     assert "[weight-not-2d]" in capsys.readouterr().out
     for dash in (["-"], []):
