@@ -44,14 +44,15 @@ def counted(kind, micro_batches, rank, ranks, sgd):
 
 
 class Parser(argparse.ArgumentParser):
-    """Below torchrun the first rank says what is wrong, and each ends with 0: else torchrun adds forty lines."""
+    """Below torchrun the first rank says what is wrong, and ends with 2: torchrun ends so, and adds its own lines."""
 
     def error(self, message):
         if "RANK" not in os.environ:
             super().error(message)
         if os.environ["RANK"] == "0":
-            print(message)
-        sys.exit(0)
+            print(message, flush=True)
+            sys.exit(2)
+        sys.exit(0)  # another code here might end the first rank before it speaks
 
 
 def refusal(name, ranks, micro_batches):

@@ -60,8 +60,9 @@ def advise(
     say_wrapped(*lines, "")
     show(rows.table(advice))
     notes = [*answer.shape_note(shape, model.params), *answer.attention_note(shape, place.attention_kernel)]
-    of_fsdp2 = [training_of(advice.question, row) for row in advice.rows if row.arm == "fsdp2"]
-    notes += [note for each in of_fsdp2 for note in answer.experts_note(each)]
+    named = [row for row in advice.rows if row.arm == "fsdp2" or row in (advice.choice, advice.alternative)]
+    of_experts = [note for row in named for note in answer.experts_note(training_of(advice.question, row))]
+    notes += dict.fromkeys(of_experts)
     say_wrapped("", rows.below_table(advice), *rows.synced(advice), *notes)
     if details:
         show_details(advice, detail, step.batch is None)

@@ -15,13 +15,14 @@ from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
 from study.core.fsdp_keys import version_of
 from study.core.settings import flag
-from study.core.text import say, say_wrapped, show
+from study.core.text import say, say_wrapped, show, size
 from study.predict.front import (
     ANY_GPU,
     MOST_ROWS,
     Hardware,
     Keys,
     PlaceFlags,
+    Prediction,
     Question,
     StepFlags,
     Training,
@@ -182,7 +183,7 @@ def estimate(
         words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed", "why")]
         why = f", the optimizer by {read['why']}" if "why" in read else ""
         notes.append(f"Read from {config}: {', '.join(words)}{why}.")
-        notes += [f"Taken: {UNSAID}."] if training.optimizer is None and arm.offload_optimizer == "none" else []
+        notes += foreach_note(ours) if training.optimizer is None and arm.offload_optimizer == "none" else []
         notes += of_homes(homes)
     of_engine = read.get("deepspeed") or arm.deepspeed or {}
     notes += deepspeed_keys.in_words(of_engine, arm.stage, is_arm="deepspeed" not in read)
@@ -205,6 +206,13 @@ def estimate(
         say_wrapped("", *(accuracy.accuracy() if needs.step else accuracy.accuracy_of_memory()), indent="  ")
     asked = {"parameters_asked": model.params, "shape": ours.model.name}
     return in_json(needs) | asked | {"model_states": states, "notes": notes, "fine": is_fine}
+
+
+def foreach_note(training: Training) -> list[str]:
+    """Return which optimizer was taken, and what PyTorch's default needs."""
+    # torch 2.13 adds DTensor to `_foreach_supported_types` (torch/distributed/tensor/__init__.py): FSDP2 as well.
+    needs = size(Prediction.of(replace(training, optimizer="foreach")).memory.peak_bytes)
+    return [f"Taken: {UNSAID}. With --optimizer foreach it needs {needs}."]
 
 
 def of_homes(homes: tuple[str, str] | None) -> list[str]:

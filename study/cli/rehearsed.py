@@ -143,5 +143,7 @@ def show_ranks(request: Request, answer: Answer, folder: Path) -> bool:
         ranks = "With the values of this rehearsal ranks" if answer.decides else "Ranks"
         say_wrapped(f"{ranks} 0 and 1 call the same collectives, as far as rank 1 was followed: no hang was found.")
     elif request.ranks > 1:
-        say_wrapped("Rank 1 was not rehearsed: --evaluate compares its collectives, so that a hang is found.")
+        say_wrapped(
+            "Rank 1 was not rehearsed: --evaluate and --save compare its collectives there, so that a hang is found."
+        )
     return False

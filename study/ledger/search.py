@@ -57,6 +57,9 @@ LETTER = r"[^\W\d_]"
 # Where a hyphen or a space may be: super-linear, super linear and superlinear are one word, as are 60 GB and 60GB.
 # "1-2" is not 12.
 BETWEEN = re.compile(rf"(?<={LETTER})[ -]+|[ -]+(?={LETTER})|(?<=[^\W_])(?={LETTER})")
+# The ending that the last word loses. What is left finds all that begin so, if it is long: activ finds activations.
+ENDING = re.compile(r"(?i)(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$")
+BEGINNING = re.compile(rf"{LETTER}{{3}}$")
 WORDS_OF_A_TITLE = 3  # with fewer it is another: "trillion parameter" is of claims, and of the title of one paper
 TEXT = ("head", "text", "about")  # of `fields_of`: what a claim says, without its evidence
 WHOLE = (*TEXT, "rest")
@@ -280,7 +283,7 @@ def _refuse_kinds(kinds: Sequence[str], names: Sequence[str]) -> NoReturn:
 
 
 def _pattern(words: str) -> re.Pattern:
-    """A whole word, and a whole number: 5X is not in 1.5x."""
+    """A word from its beginning, and a whole number: 5X is not in 1.5x."""
     return re.compile(rf"(?<!\w)(?<!\d[.,]){_alike(words)}(?!\w)", re.IGNORECASE)
 
 
@@ -289,7 +292,8 @@ def _alike(words: str) -> str:
     for typed, meant in MEANT:
         if found := re.search(typed, words, re.IGNORECASE):
             return _alike(words[: found.start()]) + found.expand(meant) + _alike(words[found.end() :])
-    return "[ -]*".join(map(re.escape, BETWEEN.split(words)))
+    more = f"{LETTER}*" if BEGINNING.search(words) else ""
+    return "[ -]*".join(map(re.escape, BETWEEN.split(ENDING.sub("", words)))) + more
 
 
 def text_of(each: Found, parts: Sequence[str] = TEXT) -> str:

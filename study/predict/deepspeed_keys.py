@@ -19,7 +19,10 @@ REDUCED, PREFETCHED = (f"{ZERO}.{name}" for name in ("reduce_bucket_size", "stag
 PERSISTENT = f"{ZERO}.stage3_param_persistence_threshold"
 AUTO = "auto"
 # The engines read these. Where states are, and the stage, are the arm's.
-SWITCHES = (f"{ZERO}.overlap_comm", f"{ZERO}.use_multi_rank_bucket_allreduce", f"{ZERO}.offload_param.pin_memory")
+SWITCHES = (
+    f"{ZERO}.overlap_comm", f"{ZERO}.use_multi_rank_bucket_allreduce", f"{ZERO}.offload_param.pin_memory",
+    f"{ZERO}.offload_optimizer.pin_memory",
+)  # fmt: skip
 COUNTED = (
     GRADIENTS_KEPT_IN, *SWITCHES, REDUCED, PREFETCHED, PERSISTENT, f"{ZERO}.sub_group_size",
     f"{ZERO}.stage3_max_live_parameters", f"{ZERO}.stage3_max_reuse_distance",

@@ -57,7 +57,8 @@ from study.predict.question import (
     usual_precision,
     with_buckets,
     with_homes,
+    zero_of,
 )
-from study.predict.step_time import AttentionKernel, Hardware, StepTime
+from study.predict.step_time import AttentionKernel, Hardware, StepTime, experts
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Quantized, Recomputation, Training

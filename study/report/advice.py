@@ -18,20 +18,22 @@ from study.predict.front import (
     SHARING,
     Advice,
     Prediction,
-    Quantized,
     Question,
     Row,
     Training,
     Transformer,
+    experts,
     headroom_bytes,
     loading_bytes,
     node_size,
     training_of,
+    with_buckets,
     with_more_rows,
+    zero_of,
 )
 from study.predict.front import advise as recommend
 from study.report.reasons import by_precision, reason_for, why_second
-from study.report.rows import Unit, amount, of_card, only_just, seconds, unit_of, use, way, why_tight
+from study.report.rows import Unit, amount, computes_in, of_card, only_just, seconds, unit_of, use, way, why_tight
 
 NF4 = 'load_in_4bit=True, bnb_4bit_quant_type="nf4"'
 OF_BITS = {"nf4": NF4, "nf4_double": f"{NF4}, bnb_4bit_use_double_quant=True", "int8": "load_in_8bit=True"}
@@ -73,7 +75,7 @@ def in_words(advice: Advice) -> list[str]:
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
         reason_for(advice, choice) + by_precision(advice, choice),
-        start(choice, question.quantized),
+        start(choice, question),
     ]
     if question.model.is_partly_frozen and choice.offloads:
         lines += _smaller(question)
@@ -99,35 +101,86 @@ def _cast(question: Question, unit: Unit) -> list[str]:
     return [f"{finding('autocast_keeps_fp32_weights', precision=question.precision).said} {then}"]
 
 
-def start(choice: Row, quantized: Quantized | None) -> str:
-    """Return the command that starts a script so. The files of arms leave the precision to it."""
+def start(choice: Row, question: Question) -> str:
+    """Return the command that starts a script as it was predicted, and what the script has to say besides.
+
+    The files of arms leave the precision to the command.
+    """
     launch = f"accelerate launch --config_file {arms.load_arm(choice.arm).path.relative_to(arms.ROOT)}"
+    nodes = question.gpus // question.local
+    if nodes > 1:
+        launch += f" --num_machines {nodes} --machine_rank 0"
+    if question.gpus > 1:
+        launch += f" --num_processes {question.gpus}"
     rows = number_of(choice.micro_batch, "sequences")
     batch = f"a batch of {rows} and gradient_accumulation_steps={choice.accumulation}"
-    if quantized:
-        batch += f", and `BitsAndBytesConfig({OF_BITS[quantized]})`"
-    precision = mixed_precision(choice)
+    if question.quantized:
+        batch += f", and `BitsAndBytesConfig({OF_BITS[question.quantized]})`"
+    precision, more = mixed_precision(choice), ""
     if precision != "no":
-        of_fp32 = "Without --mixed_precision a model in fp32 trains in fp32."
-        words = f"Start it: `{launch} --mixed_precision {precision} train.py`, with {batch} in your script. {of_fp32}"
-        return words + of_trainer(choice, precision)
-    if autocast := RECIPES[choice.precision].autocast:
+        launch += f" --mixed_precision {precision}"
+        more = " Without --mixed_precision a model in fp32 trains in fp32." + of_trainer(choice, question, precision)
+    elif autocast := RECIPES[choice.precision].autocast:
         dtype = autocast if choice.gpu.has_bf16 else "float16"
         section = json.dumps({"torch_autocast": {"enabled": True, "dtype": dtype}})[1:-1]
-        return f"Start it: `{launch} train.py`, with {batch} in your script and `{section}` in its DeepSpeed JSON."
-    if choice.precision != "fp32" and not quantized:
+        more = f" Its DeepSpeed JSON has `{section}`."
+    elif choice.precision != "fp32" and not question.quantized:
         batch += ", and weights in 16 bits"
-    return f"Start it: `{launch} train.py`, with {batch} in your script."
+    if nodes > 1:
+        more += f' Start it on each of {nodes} machines: GUIDE.md, "Several machines".'
+    return f"Start it: `{launch} train.py`, with {batch} in your script.{more}{besides(choice, question)}"
 
 
-def of_trainer(choice: Row, precision: str) -> str:
-    """Return what the DeepSpeed JSON of a Trainer says of this arm; empty for an arm without DeepSpeed."""
+# As a script makes them, by the names of `--optimizer`.
+OPTIMIZERS = {
+    "adamw": "`AdamW(fused=True)`",
+    "foreach": "`AdamW(foreach=True)`",
+    "single_tensor": "`AdamW(foreach=False)`",
+    "adamw_8bit": "`AdamW8bit` of bitsandbytes",
+    "sgd": "SGD",
+    "adafactor": "Adafactor",
+    "muon": "Muon",
+}
+
+
+def besides(choice: Row, question: Question) -> str:
+    """Return what was predicted and is said by neither the command nor the batch."""
     arm = arms.load_arm(choice.arm)
-    if arm.deepspeed is None:
+    # With offloading Accelerate and the Trainer make DeepSpeedCPUAdam of it.
+    is_made = choice.offloads and arm.deepspeed and question.optimizer in ("adamw", "foreach", "single_tensor")
+    synced = f"GradientAccumulationPlugin(num_steps={choice.accumulation}, sync_each_batch=True)"
+    parts = {
+        "activation checkpointing": choice.checkpointing,
+        f"`{synced}`": choice.sync_each_batch,
+        OPTIMIZERS[question.optimizer]: not is_made,
+        "its steps within the backward pass": question.optimizer_in_backward,
+        "a loss in pieces, as Liger's": question.chunked_loss,
+        f"{question.attention_kernel} attention": question.attention_kernel != "sdpa",
+        "`torch.compile`": question.compiled,
+    }
+    counted = ", ".join(part for part, is_on in parts.items() if is_on)
+    said = f" Counted so, and yours to set: {counted}." if counted else ""
+    predicted = _zero(choice, question)
+    if changed := {name: value for name, value in predicted.items() if zero_of(arm)[name] != value}:
+        said += f" The arm's JSON is for small models on few ranks. Write there `{json.dumps(changed)[1:-1]}`."
+    if arm.replicas > 1:
+        groups = {"replicate": question.gpus // question.local, "shard": question.local}
+        keys = " and ".join(f"`parallelism_config_dp_{part}_size: {ranks}`" for part, ranks in groups.items())
+        said += f" Write in the arm's yaml {keys}."
+    return said
+
+
+def _zero(choice: Row, question: Question) -> dict:
+    """Return the section `zero_optimization` that was predicted: with such buckets, and groups as large as nodes."""
+    zero = zero_of(with_buckets(arms.load_arm(choice.arm), choice.bucket_elements))
+    return zero | ({"zero_hpz_partition_size": question.local} if "zero_hpz_partition_size" in zero else {})
+
+
+def of_trainer(choice: Row, question: Question, precision: str) -> str:
+    """Return what the DeepSpeed JSON of a Trainer says of this arm; empty for an arm without DeepSpeed."""
+    if arms.load_arm(choice.arm).deepspeed is None:
         return ""
-    homes = {"offload_optimizer": arm.offload_optimizer, "offload_param": arm.offload_param}
-    zero = {"stage": arm.stage} | {part: {"device": home} for part, home in homes.items() if home in ("cpu", "nvme")}
-    config = json.dumps({"zero_optimization": zero, precision: {"enabled": True}})
+    config = json.dumps({"zero_optimization": _zero(choice, question), precision: {"enabled": True}})
     return f" A Trainer's DeepSpeed JSON has `{config[1:-1]}` instead."
 
 
@@ -137,7 +190,7 @@ def mixed_precision(row: Row) -> str:
     casts = arm.deepspeed is not None or arm.fsdp is not None  # others get bf16 weights from the script alone
     is_autocast = RECIPES[row.precision].autocast and not arm.deepspeed  # with DeepSpeed it casts the weights
     if is_autocast or (row.precision == "bf16_cast" and casts):
-        return "bf16" if row.gpu.has_bf16 and row.precision != "fp16" else "fp16"
+        return computes_in(row.precision, row.gpu)
     return "no"
 
 
@@ -166,12 +219,14 @@ def spared(advice: Advice) -> list[str]:
 
 
 def in_json(advice: Advice) -> dict:
-    """All that was compared. A GPU is its name."""
+    """All that was compared. A GPU is its name, and `computes_in` what a precision is there."""
     said = asdict(advice)
     others = [row for _, row in said["ways_out"]]
     for each in (said["question"], said["choice"], said["alternative"], *said["rows"], *others):
         if each:
             each["gpu"] = advice.question.gpu.kind
+            if precision := each["precision"]:
+                each["computes_in"] = computes_in(precision, advice.question.gpu)
     return said
 
 
@@ -242,7 +297,9 @@ def attention_note(model: Transformer, kernel: str) -> list[str]:
 
 
 def experts_note(training: Training) -> list[str]:
-    """Return how unequally FSDP2 divides the experts of a layer, if that is much of the model."""
+    """Return what experts need with stage 3; how unequally FSDP2 divides them, if that is much of the model."""
+    if training.placement.stage == 3 and experts(training.model):
+        return [finding("experts_are_leaf_modules").said]
     fsdp, ranks = training.placement.fsdp, training.placement.sharing_ranks
     if fsdp is None or not fsdp.by_accelerate:
         return []

@@ -5,7 +5,7 @@ from dataclasses import replace
 from study.core import arms
 from study.core.text import times
 from study.predict.front import FASTER, ORDER, Advice, Row, advise
-from study.report.rows import duration, seconds, unit_of, why_tight
+from study.report.rows import duration, seconds, unit_of, weights, why_tight
 
 
 def reason_for(advice: Advice, choice: Row) -> str:
@@ -51,7 +51,9 @@ def _beside_simpler(among: list[Row], choice: Row) -> str:
         return " and the simplest"
     quickest = min(simpler, key=lambda row: row.seconds)
     longer = times(quickest.seconds / choice.seconds)
-    return f"; {quickest.arm} is simpler, but takes {longer} as long, which counts from {FASTER} times on"
+    in_fp32 = weights(quickest) == "fp32" != weights(choice)
+    how = f" with fp32 weights, where {choice.arm} has {weights(choice)}" if in_fp32 else ""
+    return f"; {quickest.arm} is simpler, but takes {longer} as long{how}, which counts from {FASTER} times on"
 
 
 def _why_not_offloading(advice: Advice, alike: list[Row], choice: Row) -> str:

@@ -37,6 +37,16 @@ def use(row: Row, question: Question, unit: Unit) -> str:
     return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
 
 
+def computes_in(precision: str, gpu: Gpu) -> str:
+    """Return the type of products: recipes are named after bf16, and are fp16 on a GPU without it."""
+    return "fp32" if precision == "fp32" else "bf16" if gpu.has_bf16 and precision != "fp16" else "fp16"
+
+
+def weights(row: Row) -> str:
+    """Return the type in which a row keeps the weights between products."""
+    return "fp32" if RECIPES[row.precision].weight_bytes == 4 else computes_in(row.precision, row.gpu)
+
+
 def way(row: Row) -> str:
     """`fsdp2 with activation checkpointing and sync_each_batch=True`."""
     besides = {"activation checkpointing": row.checkpointing, "sync_each_batch=True": row.sync_each_batch}
@@ -113,10 +123,12 @@ def table(advice: Advice) -> list[dict]:
     unit = unit_of(advice)  # or ms where no step may take a second
     if all(row.step_interval_s is None or row.step_interval_s[1] < 1 for row in advice.rows):
         unit = 0.001, "ms"
+    differ = len({weights(row) for row in advice.rows}) > 1
     return [
         {
             "predicted": row.arm,
             "fits": _place(row, advice),
+            **({"weights": weights(row)} if differ else {}),
             "recompute": row.checkpointing,
             "batch": f"{row.micro_batch} x {row.accumulation}",
             "GiB": _of_row(row),

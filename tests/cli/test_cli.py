@@ -478,7 +478,12 @@ def test_a_yaml_of_fsdp_is_predicted_as_the_arm_that_divides_the_same(version, o
         answers.append(json.loads(capsys.readouterr().out) | {"arm": "", "model_states": "", "notes": ""})
     assert answers[0] == answers[1]
     asked(f"estimate --model gpt2 --config {mine}")
-    assert ("FSDP1 was not run" in " ".join(capsys.readouterr().out.split())) == (version in FSDP1_FILES)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("FSDP1 was not run" in printed) == (version in FSDP1_FILES)
+    # What a plain loop's AdamW(model.parameters()) needs, whose DTensors PyTorch updates all at once.
+    asked(f"estimate --model gpt2 --config {mine} --optimizer foreach")
+    needs = re.search(r"needs ([\d.]+ [GM]B)", capsys.readouterr().out)[1]
+    assert (f"With --optimizer foreach it needs {needs}." in printed) == (not arm.endswith("_cpu"))
     error = "'CUDA out of memory. Tried to allocate 3.91 GiB'"
     for words in (f"{error} {mine}", f"{error} --config {mine}"):
         asked(f"oom {words} --json")

@@ -43,8 +43,8 @@ from study.predict.question import (
 )
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Quantized, Training
-from study.report.advice import enough, experts_note, in_words, no_way_out, stages_note, start
-from study.report.reasons import by_precision
+from study.report.advice import enough, experts_note, in_json, in_words, no_way_out, stages_note, start
+from study.report.reasons import by_precision, reason_for
 from study.report.rows import (
     below_table,
     stage_3_holds_no_less,
@@ -307,36 +307,106 @@ ROW = {"fits": True, "host_bytes": 1e9, "precision": "bf16_cast", "micro_batch":
 @pytest.mark.parametrize(
     ("arm", "precision", "gpu", "said"),
     [
-        ("zero1", "bf16_cast", "A100-80GB", "zero1.yaml --mixed_precision bf16 train.py`, with a batch of 4 sequ"),
-        ("ddp", "bf16", "A100-80GB", "ddp.yaml --mixed_precision bf16 train.py`"),
-        ("zero2", "bf16_cast", "V100-16GB", "zero2.yaml --mixed_precision fp16 train.py`"),
-        ("fsdp2", "bf16_cast", "A100-80GB", "fsdp2.yaml --mixed_precision bf16 train.py`"),
-        ("fsdp2", "fp16", "A100-80GB", "fsdp2.yaml --mixed_precision fp16 train.py`"),
-        ("ddp", "fp16", "V100-16GB", "ddp.yaml --mixed_precision fp16 train.py`"),
-        ("zero2", "fp16", "A100-80GB", "zero2.yaml train.py`, with a batch of 4 sequences and "
-         "gradient_accumulation_steps=8 in your script and `\"torch_autocast\": {\"enabled\": true, \"dtype\": "
-         "\"float16\"}` in its DeepSpeed JSON."),
-        ("single", "bf16_cast", "A100-80GB", "single.yaml train.py`, with a batch of 4 sequences and "
+        ("zero1", "bf16_cast", "A100-80GB", "--mixed_precision bf16 train.py`, with a batch of 4 sequ"),
+        ("ddp", "bf16", "A100-80GB", "--mixed_precision bf16 train.py`"),
+        ("zero2", "bf16_cast", "V100-16GB", "--mixed_precision fp16 train.py`"),
+        ("fsdp2", "bf16_cast", "A100-80GB", "--mixed_precision bf16 train.py`"),
+        ("fsdp2", "fp16", "A100-80GB", "--mixed_precision fp16 train.py`"),
+        ("ddp", "fp16", "V100-16GB", "--mixed_precision fp16 train.py`"),
+        ("zero2", "fp16", "A100-80GB", "train.py`, with a batch of 4 sequences and gradient_accumulation_steps=8 in "
+         "your script. Its DeepSpeed JSON has `\"torch_autocast\": {\"enabled\": true, \"dtype\": \"float16\"}`."),
+        ("single", "bf16_cast", "A100-80GB", "train.py`, with a batch of 4 sequences and "
          "gradient_accumulation_steps=8, and weights in 16 bits in your script."),
-        ("ddp", "fp32", "A100-80GB", "ddp.yaml train.py`, with a batch of 4 sequences and "
+        ("ddp", "fp32", "A100-80GB", "train.py`, with a batch of 4 sequences and "
          "gradient_accumulation_steps=8 in your script."),
     ],
 )  # fmt: skip
 def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, precision, gpu, said):
     row = replace(fitting(arm, 2.0), **ROW | {"precision": precision, "gpu": GPUS[gpu]})
     words = in_words(Advice(MISTRAL, (row,), row, None))[-1]
-    assert words.startswith(f"Start it: `accelerate launch --config_file accelerate_configs/{said}"), words
+    launch = f"accelerate launch --config_file accelerate_configs/{arm}.yaml --num_processes 8"
+    assert words.startswith(f"Start it: `{launch} {said}"), words
     assert ("Without --mixed_precision a model in fp32 trains in fp32." in words) == ("--mixed_precision" in said)
-    stage = f'`"zero_optimization": {{"stage": {arm[4:]}}}, "{said.split()[2]}": {{"enabled": true}}`'
+    stage = f'`"zero_optimization": {{"stage": {arm[4:]}, '
+    section = f'}}, "{said.split()[1]}": {{"enabled": true}}`'
     is_cast = arm.startswith("zero") and precision == "bf16_cast"
-    assert ("A Trainer's DeepSpeed JSON has" in words) == is_cast == (stage in words), words
+    assert ("A Trainer's DeepSpeed JSON has" in words) == is_cast == (stage in words) == (section in words), words
+
+
+# Of a question: what is the model or the machine, or what an arm's row has instead.
+NOT_STARTED = {
+    "model", "gpu", "link", "host_memory_bytes", "disk_bytes_per_s", "pace", "sequence", "batch", "precision",
+    "checkpointing", "sync_each_batch",
+}  # fmt: skip
+STARTED = {
+    "gpus": (16, "--num_machines 2 --machine_rank 0 --num_processes 16 "),
+    "gpus_per_node": (4, 'Start it on each of 2 machines: GUIDE.md, "Several machines".'),
+    "optimizer": ("adamw_8bit", "`AdamW8bit` of bitsandbytes"),
+    "quantized": ("int8", "load_in_8bit=True"),
+    "attention_kernel": ("flash3", "flash3 attention"),
+    "chunked_loss": (True, "a loss in pieces"),
+    "compiled": (True, "`torch.compile`"),
+    "optimizer_in_backward": (True, "within the backward pass"),
+}
+OF_ROW = {
+    "arm": ("zero2", "accelerate_configs/zero2.yaml"),
+    "gpu": (GPUS["V100-32GB"], "--mixed_precision fp16"),
+    "precision": ("fp16", '`"torch_autocast": {"enabled": true, "dtype": "float16"}`'),
+    "checkpointing": (True, "activation checkpointing"),
+    "micro_batch": (2, "a batch of 2 sequences"),
+    "accumulation": (4, "gradient_accumulation_steps=4"),
+    "bucket_elements": (BUCKET_ELEMENTS, '"reduce_bucket_size": 50000000, "allgather_bucket_size": 50000000'),
+    "sync_each_batch": (True, "`GradientAccumulationPlugin(num_steps=8, sync_each_batch=True)`"),
+}
+OF_NUMBERS = {
+    "fits", "limit", "peak_bytes", "headroom_bytes", "driver_bytes", "host_bytes", "step_s", "step_interval_s",
+}  # fmt: skip
+
+
+def test_what_was_predicted_is_started():
+    """Each option of a prediction is in the line that starts it: a new one has to be, or is no option."""
+    assert {field.name for field in fields(Question)} == NOT_STARTED | {*STARTED}
+    assert {field.name for field in fields(Row)} == OF_NUMBERS | {*OF_ROW}
+    row, several = replace(fitting("zero1", 2.0), **ROW), replace(MISTRAL, batch=48)
+    plain = start(row, several)
+    for changed, given in ((STARTED, several), (OF_ROW, row)):
+        for name, (value, said) in changed.items():
+            other = replace(given, **{name: value, **({"gpus": 1, "link": None} if "backward" in name else {})})
+            words = start(row, other) if given is several else start(other, several)
+            assert said in words, name
+            assert said not in plain, name
+    assert "`AdamW(fused=True)`" in plain
+    assert "yours to set" not in start(replace(row, arm="zero2_cpu"), several), "Accelerate makes DeepSpeedCPUAdam"
+    alone = replace(several, gpus=1, link=None)
+    assert "--num_" not in start(row, alone)
+    small = start(replace(row, bucket_elements=6_553_600), several)
+    assert "for small models" not in small
+    nodes = replace(several, gpus=12, gpus_per_node=4)  # groups are nodes
+    assert 'Write there `"zero_hpz_partition_size": 4`.' in start(replace(row, arm="zero3_hpz"), nodes)
+    groups = "`parallelism_config_dp_replicate_size: 3` and `parallelism_config_dp_shard_size: 4`"
+    assert f"Write in the arm's yaml {groups}." in start(replace(row, arm="hsdp"), nodes)
+
+
+def test_rows_of_unequal_weights_are_shown_with_them_and_the_reason_names_them():
+    """A student read in the table that stage 1 is 1.5 times as fast as DDP."""
+    volta = GPUS["V100-32GB"]
+    zero1, ddp = (replace(fitting(arm, seconds), **ROW | {"gpu": volta, "precision": precision, "limit": "compute"})
+                  for arm, seconds, precision in (("zero1", 2.0, "bf16_cast"), ("ddp", 3.0, "bf16")))  # fmt: skip
+    advice = Advice(replace(MISTRAL, gpu=volta, precision="bf16"), (ddp, zero1), zero1, None)
+    assert [row["weights"] for row in table(advice)] == ["fp32", "fp16"]
+    assert "takes 1.5 times as long with fp32 weights, where zero1 has fp16, which" in reason_for(advice, zero1)
+    alike = replace(advice, rows=(replace(ddp, precision="bf16_cast"), zero1))
+    assert "weights" not in table(alike)[0]
+    assert "takes 1.5 times as long, which" in reason_for(alike, zero1)
+    told = in_json(advice)
+    assert [row["computes_in"] for row in (told["choice"], *told["rows"])] == ["fp16"] * 3, "no bf16 on Volta"
 
 
 @pytest.mark.parametrize("quantized", get_args(Quantized))
 @pytest.mark.parametrize("arm", ["ddp", "single", "zero2"])
 def test_the_line_that_starts_a_choice_quantizes_what_was_counted_so(quantized, arm):
     row = replace(fitting(arm, 2.0), **ROW)
-    words = start(row, quantized)
+    words = start(row, replace(MISTRAL, quantized=quantized))
     bits = "load_in_8bit" if quantized == "int8" else "load_in_4bit"
     assert f"and `BitsAndBytesConfig({bits}=True" in words
     assert ("bnb_4bit_use_double_quant=True" in words) == (quantized == "nf4_double")
@@ -419,8 +489,10 @@ def test_the_optimizer_alone_goes_to_the_host_where_that_fits_and_is_faster(mist
     assert advice.choice is here
     words = " ".join(in_words(advice))
     assert f"Use {here.arm} " in words
-    assert "--config_file accelerate_configs/variants/zero3_opt_cpu.yaml --mixed_precision bf16" in words
-    assert '{"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16"' in words
+    assert (
+        "--config_file accelerate_configs/variants/zero3_opt_cpu.yaml --num_processes 8 --mixed_precision bf16" in words
+    )
+    assert '"offload_optimizer": {"device": "cpu"}' in words.partition("A Trainer's")[2]
     on_host = Prediction.of(training_of(advice.question, here)).memory.on_host
     assert on_host["moments"]
     assert not on_host.get("weights")
@@ -634,11 +706,13 @@ def test_where_nothing_fits_what_does_is_told_and_other_parallelism_only_where_n
         ("mixtral-8x7b", "fsdp2_cpu", 6, "up to 2 experts, and 2 of 6 ranks hold none"),
         ("mixtral-8x7b", "fsdp2", 8, None),
         ("mixtral-8x7b", "hsdp", 16, None),  # groups of 8
-        ("mixtral-8x7b", "zero3", 16, None),
+        ("mixtral-8x7b", "zero3", 16, "deepspeed.utils.set_z3_leaf_modules(model"),
+        ("mixtral-8x7b", "zero2", 16, None),
+        ("llama3-8b", "zero3", 16, None),
         ("llama3-8b", "fsdp2", 48, None),  # nothing to speak of
     ],
 )
-def test_experts_that_fsdp2_divides_unequally_are_told(model, arm, ranks, said):
+def test_what_experts_need_with_stage_3_and_how_unequally_fsdp2_divides_them_is_told(model, arm, ranks, said):
     asked = question_of(named(model), ranks, "H100", batch=ranks)
     predicted = asked.training(settled_arm(arms.load_arm(arm), ranks, asked.local), 1, 1)
     lines = experts_note(predicted)

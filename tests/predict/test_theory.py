@@ -133,6 +133,18 @@ def test_weights_that_are_pinned_part_by_part_are_on_the_host_twice():
     assert held[1] - held[0] == pytest.approx(2**27 + 2**21 + 24 * layer + 2**22, rel=0.001)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_optimizer_that_is_not_pinned_is_rounded_up_nowhere(stage):
+    """The default since DeepSpeed 0.19.5 is true, and was false before."""
+    sections = ({"device": "cpu"} | more for more in ({}, {"pin_memory": True}, {"pin_memory": False}))
+    silent, pinned, not_pinned = (
+        of_zero("bert-large", {"stage": stage, "offload_optimizer": each}, device="cuda").on_host for each in sections
+    )
+    assert silent == pinned
+    assert pinned.pop("pinned") > not_pinned.pop("pinned", 0) == 0
+    assert pinned == not_pinned
+
+
 def test_stage_3_updates_a_sub_group_at_a_time():
     """A sub-group is whole tensors of a billion elements or more. A virtual rank 0 of 2 held 54.5 GB of GPT-J."""
     how = {"precision": "bf16_cast", "micro_batch": 1, "sequence": 32, "attention": "eager"}

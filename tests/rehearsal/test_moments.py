@@ -222,7 +222,9 @@ def test_whether_rank_1_was_rehearsed_is_said(ranks, evaluate, save, tmp_path, c
     decides, _, printed = " ".join(capsys.readouterr().out.split()).partition("--value gives it another. ")
     assert decides.startswith("a.py:7 decides by a number that does not exist here, and is 0: `if loss.item() < 2:`.")
     assert ("wait for ever" in decides) == (ranks > 1)
-    assert printed.startswith("Rank 1 was not rehearsed: --evaluate") == (ranks > 1 and not request.compares_ranks)
+    assert printed.startswith("Rank 1 was not rehearsed: --evaluate and --save ") == (
+        ranks > 1 and not request.compares_ranks
+    )
     same = "With the values of this rehearsal ranks 0 and 1 call the same collectives"
     assert printed.startswith(same) == request.compares_ranks
 

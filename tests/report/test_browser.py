@@ -206,6 +206,7 @@ WORDS = (
         "banana",
         "DeepSpeed 0.19.8",
     ),
+    *("activ", "activation", "activations", "checkpoint", "offload", "offloading", "batches", "quantiz"),
 )
 
 

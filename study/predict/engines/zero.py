@@ -33,6 +33,8 @@ class Zero(Engine):
         self.bucket_elements = int(zero["reduce_bucket_size"])
         self.optimizer_home, self.weights_home = map(self.home, (zero["offload_optimizer"], zero["offload_param"]))
         self.offloads = self.optimizer_home != "none"
+        # Its states and gradients on the host: by default since 0.19.5, and not before.
+        self.pins = self.offloads and zero["offload_optimizer"].get("pin_memory", True)
         self.updates_here = not self.offloads  # else the last pass takes norms, and the update uses standing buffers
         self.on_host = [*OPTIMIZER_ROLES] if self.offloads else []
         if self.weights_home != "none":

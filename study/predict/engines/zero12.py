@@ -71,7 +71,7 @@ class Stages1And2(Zero):
     def beside_on_host(self) -> dict[str, int]:
         # Updated weights, master, gradients, a gradient on its way.
         part = self.part
-        pieces = [part * self.weight_bytes, 4 * part, 4 * part, self.largest_bytes]
+        pieces = [part * self.weight_bytes, 4 * part, 4 * part, self.largest_bytes] if self.pins else []
         if self.weights_home != "none":
             pieces.append(part * self.weight_bytes)
         return {"pinned": pinned_beyond_bytes(pieces)}

@@ -139,9 +139,9 @@ class Stage3(Zero):
         # All weights are in one piece (_create_param_groups_fp16_flat_cpu_memory). By default each parameter's part is
         # pinned by itself before.
         w = self.weight_bytes
-        pieces = [self.part * w]
+        pieces = [self.part * w] if self.pins else []
         parts: list[int] = []
-        if self.optimizer_home == "cpu":
+        if self.pins and self.optimizer_home == "cpu":
             pieces += [4 * size for size in self.sub_groups]
         if self.weights_home != "none":
             pieces.append(self.part * w)

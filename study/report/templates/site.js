@@ -84,8 +84,10 @@ addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });
 
-// Where a hyphen or a space may be; the name of a part of a card; and other words for some: as in study/ledger/search.py.
+// Where a hyphen or a space may be; the ending that the last word loses; the name of a part
+// of a card; and other words for some: as in study/ledger/search.py.
 const BETWEEN = /(?<=\p{L})[ -]+|[ -]+(?=\p{L})|(?<=[\p{L}\p{N}])(?=\p{L})/u;
+const ENDING = /(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$/i;
 const TEXT = ["head", "text", "about"];
 const WHOLE = [...TEXT, "rest"];
 const filter = document.getElementById("filter");
@@ -98,10 +100,12 @@ function alike(words) {
     const after = other.index + other[0].length;
     return alike(words.slice(0, other.index)) + meant.replace("\\1", other[1]) + alike(words.slice(after));
   }
-  return words.split(BETWEEN).map((piece) => piece.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&")).join("[ -]*");
+  const more = /\p{L}{3}$/u.test(words) ? "\\p{L}*" : "";
+  const pieces = words.replace(ENDING, "").split(BETWEEN);
+  return pieces.map((piece) => piece.replace(/[.*+?^${}()|[\]\\/]/g, "\\$&")).join("[ -]*") + more;
 }
 
-// A whole word, and a whole number.
+// A word from its beginning, and a whole number.
 const pattern = (words) => new RegExp(`(?<![\\p{L}\\p{N}_])(?<!\\d[.,])${alike(words)}(?![\\p{L}\\p{N}_])`, "iu");
 
 function textOf(card, parts) {
