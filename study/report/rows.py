@@ -123,12 +123,10 @@ def table(advice: Advice) -> list[dict]:
     unit = unit_of(advice)  # or ms where no step may take a second
     if all(row.step_interval_s is None or row.step_interval_s[1] < 1 for row in advice.rows):
         unit = 0.001, "ms"
-    differ = len({weights(row) for row in advice.rows}) > 1
     return [
         {
             "predicted": row.arm,
             "fits": _place(row, advice),
-            **({"weights": weights(row)} if differ else {}),
             "recompute": row.checkpointing,
             "batch": f"{row.micro_batch} x {row.accumulation}",
             "GiB": _of_row(row),

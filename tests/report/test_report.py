@@ -202,8 +202,8 @@ def test_a_closed_card_shows_its_verdict_with_one_sentence_and_one_number(site):
     for each in ledger.claims():
         closed, fold = cards[each.id]
         shown = [words.strip() for words in re.split("<.*?>", closed.partition(">")[2])]
-        certainty = each.certainty and f"certainty: {each.graded}"
-        wanted = (certainty, each.answer, each.numbers and f"{each.numbers}.")
+        certainty = each.certainty and f"certainty: {each.certainty}"
+        wanted = (certainty, each.not_judged and "in part", each.answer, each.numbers and f"{each.numbers}.")
         assert [*filter(None, shown)] == [each.id, each.verdict, *filter(None, wanted)]
         assert all(words in fold for words in (each.quote, each.found, each.condition or ""))
 
