@@ -57,8 +57,8 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
         say_wrapped("", f"If you mean what has this id here: {remedy}.")
     if told and paths:
         say_wrapped("")
-    found = _runs(paths, together, releases(text))
-    return [*([together.in_json()] if together.findings else []), *told, *found]
+    of_runs = _runs(paths, together, releases(text))
+    return [*([together.in_json()] if together.findings else []), *told, *of_runs]
 
 
 def tell_text(

@@ -32,7 +32,7 @@ CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config 
 OF_WAYS = {"stage", *WAYS}
 NO_LIBRARY = "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8."
 PAST_ACCELERATE = "The script trains without accelerate: none of its faults is told."
-REFUSED = "The Trainer refuses both: {}. Write one, or auto in the config. [config-mismatch]"
+REFUSED = "The Trainer refuses to start with both: {}. Write one, or auto in the config. [config-mismatch]"
 ANSWERED = "What the script's own text answers is not asked; options of a launcher are not in it."
 
 

@@ -71,7 +71,9 @@ def test_a_trainer_that_refuses_two_values_is_not_said_to_take_one(
     (tmp_path / "ds.json").write_text(f'{{"zero_optimization": {{"stage": 3}}, {config}}}')
     _, notes = described((str(tmp_path / "train.py"),), Flags(), tmp_path / "ds.json")
     words = " ".join(notes)
-    assert (f"The Trainer refuses both: the config's {written}, and {name} of train.py:2." in words) == refused, words
+    assert (
+        f"The Trainer refuses to start with both: the config's {written}, and {name} of train.py:2." in words
+    ) == refused, words
     assert (f"The config's {written} counts, and not {name} of train.py:2." in words) != refused, words
 
 

@@ -25,7 +25,15 @@ from study.configs.pasted import (
 from study.configs.pasted.in_use import advised
 from study.configs.pasted.lines import FEW
 from study.configs.pasted.memory import ByText
-from study.configs.pasted.one_rank import OF_ALL, OF_SCRIPTS, OF_SHARDS, OF_WEIGHTS, on_one_rank, skipped_alone
+from study.configs.pasted.one_rank import (
+    OF_ALL,
+    OF_SCRIPTS,
+    OF_SHARDS,
+    OF_WEIGHTS,
+    on_one_rank,
+    saves_by_deepspeed,
+    skipped_alone,
+)
 from study.configs.pasted.questions import RELEASES, not_said, to_be_surer, to_know
 from study.configs.pasted.ranking import OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
 from study.configs.pasted.read import ERROR, Pasted, read
@@ -47,9 +55,6 @@ LAYER_NAME = "fsdp-layer-name"
 PRESSED, SLOWER = "memory-pressure-slow", "steps-slow-down"
 FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 IF_SLOW = "With `--symptom slow` this says what to do"
-BY_ENGINE, ENGINE = re.compile(r": ([\w.]+)\.save_checkpoint\("), r"\b{}\b[^=;\n]*=\s*deepspeed\.initialize\("
-# All ranks write a part, and wait, with any stage: save_checkpoint has barriers (deepspeed/runtime/engine.py:4900).
-BY_RANKS = re.compile(r": (?:\w+\.)*(?:acc\w*\.save_state|\w*(?:model|engine)\w*\.save_checkpoint)\(")
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
@@ -253,10 +258,8 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
     ids = {each.id for each in shown}
     is_sharded = pasted.said.get("stage") in SHARDED
     for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL)):
-        saves = BY_ENGINE.search(seen.line)
-        is_of_engine = saves and any(re.search(ENGINE.format(saves[1]), script) for script in scripts.values())
-        by_ranks = pasted.said.get("stage") in (0, 1, 2) and BY_RANKS.search(seen.line)
-        if seen.id not in ids and (is_sharded or is_of_engine or by_ranks or seen.id in OF_ALL):
+        by_deepspeed = saves_by_deepspeed(seen.line, scripts, pasted.said.get("stage"))
+        if seen.id not in ids and (is_sharded or by_deepspeed or seen.id in OF_ALL):
             what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
             yield f"This line may hang when it is reached: {seen.line}. {what}"
 
@@ -266,7 +269,7 @@ def _not_found(found: list[Seen], seen: set[str]) -> Iterator[str]:
     if found and all(kind_of(each) in (Kind.MARK, Kind.STEPS) for each in found):
         for symptom in sorted(seen & {"hang", "memory", "slow"}):
             if SLOWER not in [each.id for each in found if symptom == "slow"]:
-                yield f"Nothing was found of {symptom!r}, which you asked for."
+                yield f"You asked about {symptom!r}: nothing here explains it."
 
 
 def _compares(pasted: Pasted, seen: set[str], shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:

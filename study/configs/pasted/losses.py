@@ -303,19 +303,17 @@ def _late(seconds: list[float]) -> tuple[int, float, float] | None:
 
 
 def _from_one_on(seconds: list[float]) -> tuple[int, float, float] | None:
-    """Return the step from which on all are slower than those before, but for an eighth, and the seconds of both.
-
-    The first compiles.
-    """
+    """Return where slower steps begin, and the median seconds before and after. One step in eight may differ."""
     part, middles = _medians(seconds, PARTS)
-    found = None
+    largest, slower = 0.0, None
     for at in range(2, len(middles) - 1):
-        early, late = sorted(middles[at > 2 : at]), sorted(middles[at:])
+        first = 1 if at > 2 else 0  # the first step compiles
+        early, late = sorted(middles[first:at]), sorted(middles[at:])
         least = next(times for count, times in SLOWER.items() if count <= min(at, len(late)))
         ratio = late[len(late) // MANY] / early[-1 - len(early) // MANY]
-        if ratio > max(least, found[0] if found else 0):
-            found = ratio, (at * part, statistics.median(early), statistics.median(late))
-    return found[1] if found else None
+        if ratio > max(least, largest):
+            largest, slower = ratio, (at * part, statistics.median(early), statistics.median(late))
+    return slower
 
 
 def _medians(seconds: list[float], parts: int) -> tuple[int, list[float]]:

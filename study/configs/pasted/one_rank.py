@@ -41,6 +41,11 @@ SCOPES = (ast.For, ast.While, ast.FunctionDef)
 COUNTS = re.compile(r"enumerate\(|range\(")
 OF_ROWS = re.compile(r"(?i)batch|row|data|example|input|sample")
 TOGETHER = re.compile(r"\b(?:all_|gather|reduce|broadcast|\w+_trigger\()")
+ENGINE_SAVES, ENGINE_IS_MADE = (
+    re.compile(r": ([\w.]+)\.save_checkpoint\("),
+    r"\b{}\b[^=;\n]*=\s*deepspeed\.initialize\(",
+)
+BY_NAME = re.compile(r": (?:\w+\.)*(?:acc\w*\.save_state|\w*(?:model|engine)\w*\.save_checkpoint)\(")
 BARRIER = re.compile(r"(?:\w*_)?barrier$|wait_for_everyone$")
 
 
@@ -57,6 +62,17 @@ class Alone:
         """What the call is, on whatever object: all barriers are one kind."""
         name = self.function.rpartition(".")[2]
         return "barrier" if BARRIER.match(name) else name
+
+
+def saves_by_deepspeed(line: str, scripts: Mapping[Path, str], stage: object) -> bool:
+    """Whether a line saves with DeepSpeed: by the engine that a script makes, or by its name where a stage is known.
+
+    All ranks write a part and wait, with any stage: save_checkpoint has barriers (deepspeed/runtime/engine.py:4900).
+    """
+    saves = ENGINE_SAVES.search(line)
+    if saves and any(re.search(ENGINE_IS_MADE.format(saves[1]), script) for script in scripts.values()):
+        return True
+    return stage in (0, 1, 2, 3) and bool(BY_NAME.search(line))
 
 
 def on_one_rank(

@@ -84,13 +84,13 @@ addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details")) fold.open = true;
 });
 
-// Where a hyphen or a space may be; the ending that the last word loses; the name of a part
-// of a card; and other words for some: as in study/ledger/search.py.
+// Where a hyphen or a space may be, and the name of a part of a card: as in study/ledger/search.py.
+// The ending that the last word loses, and other words for some, come from there.
 const BETWEEN = /(?<=\p{L})[ -]+|[ -]+(?=\p{L})|(?<=[\p{L}\p{N}])(?=\p{L})/u;
-const ENDING = /(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$/i;
 const TEXT = ["head", "text", "about"];
 const WHOLE = [...TEXT, "rest"];
 const filter = document.getElementById("filter");
+const ENDING = new RegExp(filter?.dataset.ending ?? "$^", "i");
 const spellings = JSON.parse(filter?.dataset.spellings ?? "[]");
 
 function alike(words) {
