@@ -296,7 +296,7 @@ def test_what_a_student_asks_is_answered_by_words(asked, words, capsys):
     assert [row["id"] for row in explain((asked,))] == words
     if words == ["stage 2", "stage 1"]:
         said = " ".join(capsys.readouterr().out.split())
-        assert "a rank keeps its part of the gradients, and with stage 1 all of them until the update" in said, "why"
+        assert "keeps its part of the gradients; with stage 1 it keeps all of them until the update" in said, "why"
 
 
 # Names that are told where they stand: of somebody's code and files, of our commands and protocols, of everybody.

@@ -41,10 +41,8 @@ SCOPES = (ast.For, ast.While, ast.FunctionDef)
 COUNTS = re.compile(r"enumerate\(|range\(")
 OF_ROWS = re.compile(r"(?i)batch|row|data|example|input|sample")
 TOGETHER = re.compile(r"\b(?:all_|gather|reduce|broadcast|\w+_trigger\()")
-ENGINE_SAVES, ENGINE_IS_MADE = (
-    re.compile(r": ([\w.]+)\.save_checkpoint\("),
-    r"\b{}\b[^=;\n]*=\s*deepspeed\.initialize\(",
-)
+ENGINE_SAVES = re.compile(r": ([\w.]+)\.save_checkpoint\(")
+ENGINE_IS_MADE = r"\b{}\b[^=;\n]*=\s*deepspeed\.initialize\("
 BY_NAME = re.compile(r": (?:\w+\.)*(?:acc\w*\.save_state|\w*(?:model|engine)\w*\.save_checkpoint)\(")
 BARRIER = re.compile(r"(?:\w*_)?barrier$|wait_for_everyone$")
 
