@@ -1,7 +1,6 @@
 """`study oom`: what an error about memory means, and which change would fit."""
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -34,6 +33,7 @@ from study.configs.pasted.said import left_open
 from study.configs.scripts import among, shown
 from study.core import arms
 from study.core.errors import Stop
+from study.core.files import is_file
 from study.core.settings import flag
 from study.core.text import say_wrapped
 from study.known import lists
@@ -258,7 +258,7 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
     tokens, given_tokens = tokens_of_logits(message, training), training.rows * training.sequence
     if tokens is None or not training.sequence or ids.isdisjoint(("oom-logits", "oom-padded")):
         return None
-    is_named = bool(IN_FP32.search("".join(message.frames)))
+    is_named = bool(IN_FP32.search(message.traceback))
     if tokens < given_tokens and (tokens % training.sequence or not is_named):
         return None
     are = "are" if "oom-logits" in ids else "would be"  # the text names them, or the size alone does
@@ -273,7 +273,7 @@ def _contradiction(message: OomError, training: KnownTraining, causes: list[Caus
 
 def _says_no_adapters(words: tuple[str, ...]) -> bool:
     """Whether a whole script is given, and nothing in it or beside it names adapters, but for what is installed."""
-    files = [word for word in words if os.path.isfile(word)]  # noqa: PTH113  an error in quotes may be longer than a name
+    files = [word for word in words if is_file(word)]
     given_text = INSTALLED.sub("", "\n".join(map(that_counts, map(lists.content, files))))
     return shown(among(files), "", given_text, Stack.of({})).get("peft") is False
 

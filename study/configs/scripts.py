@@ -1,7 +1,6 @@
 """What a script that is given shows of a training, by the patterns of scripts.toml: it is not asked then."""
 
 import functools
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pydantic import with_config
 
 from study.configs import model_losses
 from study.configs.code import calls_backward_itself, is_whole, that_counts
+from study.core import files
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import comparable, is_number
 from study.known import lists
@@ -109,4 +109,4 @@ def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:
 
 
 def is_script(word: str) -> bool:
-    return word.endswith(".py") and os.path.isfile(word)  # noqa: PTH113  of a longer word than a name can be pathlib raises
+    return word.endswith(".py") and files.is_file(word)

@@ -85,6 +85,11 @@ def write_below(root: Path, name: str, content: bytes, to_disk: bool = True) -> 
         partial.unlink(missing_ok=True)
 
 
+def is_file(word: str) -> bool:
+    """Whether a word names a file. A text in quotes may be longer than a name can be, where pathlib raises."""
+    return os.path.isfile(word)  # noqa: PTH113
+
+
 def text_of(content: bytes, errors="replace") -> str:
     """Return the text of a file: UTF-8, or UTF-16 as PowerShell's > writes it, with a mark of byte order."""
     return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors)

@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -114,7 +113,7 @@ def _has_any(ranges: SpecifierSet, pins: set[Version]) -> bool:
 
 def content(word: str) -> str:
     """Return the text of a file, or the word."""
-    if os.path.isfile(word):  # noqa: PTH113  a list in quotes is longer than a name can be, where pathlib raises
+    if files.is_file(word):
         return files.text_of(files.read(Path(word), MAX_BYTES))
     return word
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 
 from study.configs.oom import causes
-from study.configs.oom.causes import CLUE, SIZE_FITS, Cause, backward_begins, clues
+from study.configs.oom.causes import CLUE, SIZE_FITS, WIDTHS, Cause, backward_begins, clues
 from study.configs.oom.explain import FILLING, explain
 from study.configs.oom.fitting import WhatFits, named, predicted, with_activations_first
 from study.configs.oom.longer import with_longer_sequences, with_more_sequences
@@ -93,14 +93,14 @@ def _states(training: RoundTraining, error: OomError) -> list[Cause]:
         return [_cause("oom-host", f"host memory: {states}")]
     if not ranks:
         return []
-    asked = (error.asked.low + error.asked.high) / 2
+
     shares = [(ranks, f" / {ranks} ranks")]
     arm, *_ = (arm_of(training.pasted) or "").partition("_cpu")
     if papers.STAGES.get(arm, 0) < 3:  # of stage 3 no rank has a whole state, nor all weights
         shares.append((1, ""))
     for parts, of_ranks in shares:
-        for element_bytes in (4, 2):
-            if abs(asked / (training.parameters / parts * element_bytes) - 1) < NEAR:
+        for element_bytes in WIDTHS:
+            if abs(error.asked.middle / (training.parameters / parts * element_bytes) - 1) < NEAR:
                 factors = f"{error.asked.text} = about {training.billions}{of_ranks} x {element_bytes} bytes"
                 return [_cause("oom-optimizer", f"{factors}: {causes.rows()['oom-optimizer']['sentence']}")]
     return []

@@ -181,30 +181,35 @@ def _marked(clue: re.Match[str], context: str) -> str:
     return " ".join(clue[clue.re.groups].replace('"', "").split()).strip(" (=")
 
 
+def hinted_causes(error: OomError) -> list[str]:
+    """Return the causes that the traceback names."""
+    return [clue.cause for clue in clues(error)]
+
+
 def backward_begins(error: OomError) -> bool:
     """Whether the traceback ends where the backward pass begins, and no layer is computed again."""
-    return bool(BACKWARD_BEGINS.search(error.frames[-1])) and not RECOMPUTING.search("".join(error.frames))
+    return bool(BACKWARD_BEGINS.search(error.frames[-1])) and not RECOMPUTING.search(error.traceback)
 
 
 def in_a_step(error: OomError) -> bool:
     """Whether the traceback names nothing that is done between the steps of a training."""
-    return BETWEEN_STEPS.keys().isdisjoint(clue.cause for clue in clues(error))
+    return BETWEEN_STEPS.keys().isdisjoint(hinted_causes(error))
 
 
 def in_a_pass(error: OomError) -> bool:
     """Whether the traceback names nothing that is done while no activations are held."""
-    return OUTSIDE_PASSES.isdisjoint(clue.cause for clue in clues(error))
+    return OUTSIDE_PASSES.isdisjoint(hinted_causes(error))
 
 
 def in_a_layers_forward(error: OomError) -> bool:
     """Whether the traceback ends in a layer's MLP in the forward pass, which nothing computes again."""
-    is_of_layer = error.frames != [error.context] and "oom-activations" in {clue.cause for clue in clues(error)}
-    return is_of_layer and not any(each.search("".join(error.frames)) for each in (BACKWARD, RECOMPUTING))
+    is_of_layer = error.frames != [error.context] and "oom-activations" in hinted_causes(error)
+    return is_of_layer and not any(each.search(error.traceback) for each in (BACKWARD, RECOMPUTING))
 
 
 def makes_moments(error: OomError) -> bool:
     """Whether the last frame makes Adam's moments in an update, the first: stage 3 makes them before any."""
-    return bool(MOMENTS.search(error.frames[-1])) and not BEFORE_UPDATES.search("".join(error.frames))
+    return bool(MOMENTS.search(error.frames[-1])) and not BEFORE_UPDATES.search(error.traceback)
 
 
 def _numbers(error: OomError) -> Iterator[Reason]:
@@ -247,11 +252,9 @@ def _outside(error: OomError, total: int) -> Iterator[Reason]:
 
 def _whole(error: OomError, total: int) -> str:
     """Return what a GPU would hold with what was asked for, in words, if that is far below its size; else nothing."""
-    if not error.allocated or error.allocated + error.asked.low > FAR_BELOW * total:
+    if not error.allocated or error.needed > FAR_BELOW * total:
         return ""
-    needed = binary_size(error.allocated + error.asked.low)
-    parts = f"{binary_size(error.allocated, 4)} allocated + {error.asked.text} asked for"
-    return f"{parts} = {needed} of {binary_size(total, 4)}"
+    return f"{error.sum_of_tensors} of {binary_size(total, 4)}"
 
 
 def _unused(error: OomError, total: int) -> Iterator[Reason]:

@@ -62,7 +62,8 @@ def single_changes(given: Described, model: Transformer | None = None) -> Iterat
     at once or in DDP's buckets, an arm that holds less.
     """
     yield from _fused_kernels(given, model)
-    yield from _loss_in_pieces(given)
+    if not given.chunked_loss:
+        yield Change(IN_PIECES, replace(given, chunked_loss=True), frozenset(("logits",)))
     rows = given.micro_batch or 1
     while rows > 1:
         rows //= 2
@@ -109,11 +110,6 @@ def _fused_kernels(given: Described, model: Transformer | None) -> Iterator[Chan
     on_host = (given.arm or "").endswith(("_cpu", "_nvme")) or (given.homes or ("none",))[0] != "none"
     if given.optimizer in ("foreach", "single_tensor") and not on_host:
         yield Change(FUSED, replace(given, optimizer="adamw"), frozenset(("optimizer",)))
-
-
-def _loss_in_pieces(given: Described) -> Iterator[Change]:
-    if not given.chunked_loss:
-        yield Change(IN_PIECES, replace(given, chunked_loss=True), frozenset(("logits",)))
 
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from textwrap import shorten
 from typing import Literal, Self
 
@@ -10,7 +10,7 @@ from study.configs.oom.causes import UNUSED_SHARE, WIDTHS, in_a_pass
 from study.configs.oom.explain import ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import CACHE, IN_FP32, IN_ONE_PIECE, NOT_RECOMPUTED
-from study.configs.oom.training import KnownTraining, predicted_memory
+from study.configs.oom.training import KnownTraining
 from study.core.errors import Stop
 from study.core.text import binary_size
 from study.predict.front import Transformer, default_sequence
@@ -31,7 +31,7 @@ class Excess:
     @classmethod
     def of(cls, error: OomError, needs_bytes: float) -> Self:
         """Return what it was. `needs_bytes`: the most that is predicted of tensors, with what was asked for."""
-        not_predicted = round((error.allocated or 0) + error.asked.low - needs_bytes)
+        not_predicted = round(error.needed - needs_bytes)
         taken_bytes = max(error.unallocated, error.outside)
         is_usual = taken_bytes < UNUSED_SHARE * (error.total or 0)
         if not_predicted >= LEAST_TAKEN and (is_usual or not_predicted >= taken_bytes):
@@ -42,13 +42,9 @@ class Excess:
 
     def differs(self, error: OomError) -> str:
         """Return that a training is not as it was given: a rank had more in tensors than that makes."""
-        allocated_bytes = error.allocated or 0
-        had_bytes = allocated_bytes + error.asked.low
-        sum_of = f"{binary_size(allocated_bytes, 4)} in use and {error.asked.text} asked for"
         return (
-            f"The log has {sum_of}, {binary_size(had_bytes)}; what was given makes at most "
-            f"{binary_size(had_bytes - self.taken_bytes)} then, predicted. Micro-batch, sequence, recomputing or arm "
-            "differ, or this process holds something else."
+            f"{error.had}; what was given makes at most {binary_size(error.needed - self.taken_bytes)} then, "
+            "predicted. Micro-batch, sequence, recomputing or arm differ, or this process holds something else."
         )
 
 
@@ -124,10 +120,9 @@ def _near(error: OomError, training: KnownTraining, model: Transformer, excess_b
 def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, int]]:
     """Yield what often differs from what was given, with the bytes that it takes."""
     given, sequence = training.described, training.sequence or default_sequence(model)
-    now = predicted_memory(training.wanted, given)
+    now = training.memory()
     if given.checkpointing:
-        kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
-        yield NOT_RECOMPUTED, kept.peak_bytes - now.peak_bytes
+        yield NOT_RECOMPUTED, training.memory(checkpointing=False).peak_bytes - now.peak_bytes
     if training.arm.startswith("zero"):  # elsewhere they are predicted in fp32
         yield IN_FP32, now.at_peak.get("weights", 0)  # 4 bytes, and not 2
     dimensions = model.dimensions
@@ -140,8 +135,7 @@ def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, 
 def _longer(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, int]]:
     """Yield longer sequences, with the bytes that they take more."""
     sequence = training.sequence or default_sequence(model)
-    now_bytes = predicted_memory(training.wanted, training.described).peak_bytes
-    for times in (2, 4):
+    now_bytes = training.memory().peak_bytes
+    for longer in (2 * sequence, 4 * sequence):
         with contextlib.suppress(Stop):  # the model reads no more
-            longer = predicted_memory(training.wanted, replace(training.described, sequence=times * sequence))
-            yield f"a sequence of {times * sequence:,} tokens", longer.peak_bytes - now_bytes
+            yield f"a sequence of {longer:,} tokens", training.memory(sequence=longer).peak_bytes - now_bytes

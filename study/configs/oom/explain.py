@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
-from study.configs.oom.causes import WIDTHS, Cause, causes, clues, makes_moments, rows
+from study.configs.oom.causes import WIDTHS, Cause, causes, hinted_causes, makes_moments, rows
 from study.configs.oom.reading import SMALL, Asked, OomError
 from study.configs.oom.said import HALF, LAYERS_DIVIDED
 from study.configs.oom.training import Described, KnownTraining
@@ -101,7 +101,7 @@ def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
 def _moment(error: OomError, training: KnownTraining) -> Allocation | None:
     """Return what PyTorch's optimizer makes for one weight, of this rank's part of it. None: the size is no such."""
     ranks = training.ranks if training.arm.startswith("fsdp") else 1
-    is_in_update = "oom-optimizer" in {clue.cause for clue in clues(error)}
+    is_in_update = "oom-optimizer" in hinted_causes(error)
     is_of_one = training.arm in ("ddp", "single") or training.arm.startswith("fsdp")
     if not (is_in_update and is_of_one and training.model and training.ranks):
         return None
@@ -139,19 +139,18 @@ def _whole_moment(error: OomError, model: Transformer, ranks: int) -> Allocation
 
 def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[float]:
     """Return the bytes that an element may have: fewer where the text says how they are computed."""
-    frames = "".join(error.frames)
     if training.products in HALF and _is_in_an_mlp(cause, error):
         return (2,)
     if cause in ("oom-logits", "oom-padded"):
-        if FROM_THE_HEAD.search(frames) and training.products != "fp32":
+        if FROM_THE_HEAD.search(error.traceback) and training.products != "fp32":
             return (2,)
-        if IN_FP32.search(frames):
+        if IN_FP32.search(error.traceback):
             return (4,)
     return rows()[cause].get("widths", WIDTHS)
 
 
 def _is_in_an_mlp(cause: str, error: OomError) -> bool:
-    return cause == "oom-activations" and bool(IN_AN_MLP.search("".join(error.frames)))
+    return cause == "oom-activations" and bool(IN_AN_MLP.search(error.traceback))
 
 
 def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:
@@ -163,8 +162,7 @@ def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:
     if not training.arm.startswith("zero") or not training.ranks or error.asked.high > EXACT * error.asked.low:
         return None
     # A whole weight of 32 or 16 bits is as large as what one or two ranks share.
-    is_of_optimizer = "oom-optimizer" in {clue.cause for clue in clues(error)}
-    for power in range(0 if is_of_optimizer else 2, MOST_POWER):
+    for power in range(0 if "oom-optimizer" in hinted_causes(error) else 2, MOST_POWER):
         number = 2**power
         if error.asked.fits(4 * training.trained / number) and number not in (training.ranks, 2 * training.ranks):
             return number
@@ -209,7 +207,7 @@ def tokens_of_logits(error: OomError, training: KnownTraining) -> int | None:
 
 
 def _thousands(asked: Asked, token_bytes: float) -> int:
-    return 1024 * round((asked.low + asked.high) / 2 / token_bytes / 1024)
+    return 1024 * round(asked.middle / token_bytes / 1024)
 
 
 def _of_other_tokens(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
@@ -240,7 +238,7 @@ def _of_shorter_rows(training: KnownTraining, error: OomError) -> Iterator[Alloc
     # some such length. Little else in a pass is as large: a vocabulary is several times as wide as an MLP.
     rows, sequence, vocabulary = training.rows, training.sequence, training.vocabulary
     for element_bytes in widths("oom-padded", error, training):
-        longest = round((error.asked.low + error.asked.high) / 2 / vocabulary / element_bytes / rows)
+        longest = round(error.asked.middle / vocabulary / element_bytes / rows)
         if sequence / 2 < longest < sequence:
             words = f"{number_of(rows, 'sequences')} x about {longest:,} of {sequence:,} tokens x {vocabulary:,}"
             yield Allocation("oom-padded", rows * longest * vocabulary, words)

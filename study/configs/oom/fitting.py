@@ -10,7 +10,7 @@ from study.configs.oom.causes import (
     FIRST,
     UNUSED_SHARE,
     Cause,
-    clues,
+    hinted_causes,
     in_a_step,
     makes_moments,
     others_hold_a_part,
@@ -21,7 +21,7 @@ from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model
 from study.configs.oom.explain import FILLING, ranks_that_share
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE, typed
-from study.configs.oom.training import Described, KnownTraining, predicted_memory, prediction_of, reference_bytes
+from study.configs.oom.training import Described, KnownTraining, prediction_of, reference_bytes
 from study.core.errors import Stop
 from study.core.gpus import GPUS, Gpu, gpu_named, like
 from study.core.text import binary_size, number_of, one_by_one, size
@@ -98,16 +98,17 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     later = _later(error, training, needs_bytes)
     needs = f"{_assumed(training, model)}: {_needs(training, needs_bytes)}; {has}.{later}"
     fit = _fits(card, prediction, kept)
-    made_in = next((MADE_IN[clue.cause] for clue in clues(error) if clue.cause in MADE_IN), "")
+    made_in = next((MADE_IN[cause] for cause in hinted_causes(error) if cause in MADE_IN), "")
     excess = Excess.of(error, prediction.most_bytes(made_in) + kept)
     is_of_next_run = given.chunked_loss and "logits" in cause.part_of  # which would not fail so
     is_beside = excess.where == "tensors" and in_a_step(error)
     is_as_given = not (is_beside or ranks_that_share(error, training))
+    is_in_pieces = helps_in_one_piece(error, training)
     if fit == "no" and (is_as_given or is_of_next_run):
-        which, may_fit = _which_fit(card, training, error, cause, 0)
+        which, may_fit = _which_fit(card, training, error, cause)
         if steps_ran(error, training):
             which = f"{RAN} {which if may_fit else UNKNOWN}"
-            return WhatFits(f"{needs} {which}", may_fit or None, helps_in_one_piece(error, training))
+            return WhatFits(f"{needs} {which}", may_fit or None, is_in_pieces)
         differs = _less(error, training, card, needs_bytes) if in_a_step(error) and not later else ""
         return WhatFits(f"{needs} {which}", may_fit, is_too_large=True, differs=differs)
     if is_of_next_run:
@@ -116,11 +117,10 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     if is_beside and not ranks_that_share(error, training):
         return _with_excess(error, training, cause, card, excess, words)
     if fit == "yes" or excess.where == "outside" or not is_as_given:
-        is_in_pieces = excess.where == "unused" and is_as_given and helps_in_one_piece(error, training)
+        is_in_pieces &= excess.where == "unused" and is_as_given
         lacks_others = excess.where == "outside" and is_as_given and others_hold_a_part(error, total_bytes)
         return WhatFits(words, is_in_pieces=is_in_pieces, lacks_others=lacks_others)
-    which, may_fit = _which_fit(card, training, error, cause, 0)
-    is_in_pieces = helps_in_one_piece(error, training)
+    which, may_fit = _which_fit(card, training, error, cause)
     return WhatFits(f"{words} If it fails again, {which[0].lower()}{which[1:]}", may_fit, is_in_pieces)
 
 
@@ -185,7 +185,7 @@ def with_activations_first(error: OomError, training: KnownTraining, causes: lis
     if not is_said or named(causes).id not in PASSING:
         return causes
     with contextlib.suppress(Stop):
-        memory = predicted_memory(training.wanted, training.described)
+        memory = training.memory()
         taken_bytes = memory.at_peak.get("activations", 0)
         card = like(GPUS[gpu_named("H100")], total_bytes, None)
         if taken_bytes > FILLING * total_bytes and fits_on(card, memory.peak_bytes) == "no":
@@ -205,10 +205,8 @@ def far_beyond(error: OomError, training: KnownTraining) -> str:
     is_said = error.where == "GPU" and total_bytes and training.model and not training.missing
     if not is_said or training.unfitting or steps_ran(error, training):
         return ""
-    given = training.described
     with contextlib.suppress(Stop):
-        least = replace(given, checkpointing=given.checkpointing is not False)
-        needs_bytes = predicted_memory(training.wanted, least).peak_bytes
+        needs_bytes = training.memory(checkpointing=training.described.checkpointing is not False).peak_bytes
         if needs_bytes > FAR * total_bytes:
             needs, gpu = binary_size(needs_bytes), binary_size(total_bytes, 4)
             return f"The training as given needs {needs}, predicted, on a GPU of {gpu}."
@@ -220,16 +218,16 @@ def _steps_that_fit(card: Gpu, training: KnownTraining, model: Transformer) -> s
     said = training.described.checkpointing
     room_bytes = card.memory_bytes - reserve_bytes(card)
     for checkpointing in (False, True) if said is None else (said,):
-        described = replace(training.described, checkpointing=checkpointing)
-        needs_bytes = predicted_memory(training.wanted, described).peak_bytes
+        needs_bytes = training.memory(checkpointing=checkpointing).peak_bytes
         if fits_on(card, needs_bytes) != "no":
             needs = f"{needs_bytes / 2**30:.1f} of {room_bytes / 2**30:.1f} GiB"
+            described = replace(training.described, checkpointing=checkpointing)
             return f"{_assumed(replace(training, described=described), model)}: the training fits ({needs})"
     return ""
 
 
 def _which_fit(
-    card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int
+    card: Gpu, training: KnownTraining, error: OomError, cause: Cause, more_bytes: int = 0
 ) -> tuple[str, tuple[Change, ...] | None]:
     """Return which changes would fit, in words that mark those that shrink what is named, and which may.
 
@@ -317,8 +315,7 @@ def _needs(training: KnownTraining, needs_bytes: float) -> str:
         needs += f" ({binary_size(reference)} of it the reference model, which is frozen)"
     if training.described.checkpointing is not None:
         return needs
-    recomputing = replace(training.described, checkpointing=True)
-    other = binary_size(predicted_memory(training.wanted, recomputing).peak_bytes + kept)
+    other = binary_size(training.memory(checkpointing=True).peak_bytes + kept)
     if other == binary_size(needs_bytes):
         return f"{needs}, whether activations are kept or recomputed"
     return f"{needs} if activations are kept, and {other} if they are recomputed, which is not known"
@@ -335,16 +332,13 @@ def _later(error: OomError, training: KnownTraining, needs_bytes: int) -> str:
 
 def _less(error: OomError, training: KnownTraining, card: Gpu, needs_bytes: int) -> str:
     """Return that a log has clearly less in use than what was given makes, and too little to fill the GPU."""
-    had_bytes = (error.allocated or 0) + error.asked.low
     if training.described.checkpointing is None:
-        recomputing = replace(training.described, checkpointing=True)
-        needs_bytes = min(needs_bytes, predicted_memory(training.wanted, recomputing).peak_bytes)
-    if not error.allocated or (1 + MISSED) * had_bytes > needs_bytes or fits_on(card, had_bytes) != "yes":
+        needs_bytes = min(needs_bytes, training.memory(checkpointing=True).peak_bytes)
+    if not error.allocated or (1 + MISSED) * error.needed > needs_bytes or fits_on(card, error.needed) != "yes":
         return ""
-    sum_of = f"{binary_size(error.allocated, 4)} in use and {error.asked.text} asked for"
     return (
-        f"The log has {sum_of}, {binary_size(had_bytes)}; what was given makes {binary_size(needs_bytes)} at its peak, "
-        "predicted. It failed before that, or micro-batch, sequence, recomputing or arm differ."
+        f"{error.had}; what was given makes {binary_size(needs_bytes)} at its peak, predicted. It failed before that, "
+        "or micro-batch, sequence, recomputing or arm differ."
     )
 
 

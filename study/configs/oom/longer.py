@@ -5,10 +5,10 @@ The size of the error says how long sequences were, or how many a micro-batch ha
 
 from dataclasses import replace
 
-from study.configs.oom.causes import SIZE_FITS, Cause, clues
+from study.configs.oom.causes import SIZE_FITS, Cause, hinted_causes
 from study.configs.oom.explain import tokens_of_logits, widths
 from study.configs.oom.reading import OomError
-from study.configs.oom.training import Described, KnownTraining, predicted_memory
+from study.configs.oom.training import Described, KnownTraining
 from study.core.errors import Stop
 from study.core.text import binary_size
 
@@ -50,21 +50,18 @@ def with_more_sequences(
     given = training.rows * training.sequence
     if not given or not token_bytes or training.sequence < LEAST:
         return causes, training
-    if not _names_an_mlp(error, causes) or _has_the_size(causes):
+    of_layers = [cause for cause in causes if cause.id == "oom-activations"]
+    if not of_layers or SIZE_FITS in of_layers[0].reasons or "oom-activations" not in hinted_causes(error):
         return causes, training
-    rows = round((error.asked.low + error.asked.high) / 2 / token_bytes / training.sequence)
+    rows = round(error.asked.middle / token_bytes / training.sequence)
     tokens = rows * training.sequence
     if rows <= training.rows or not error.asked.fits(tokens * token_bytes):
         return causes, training
     length = f"{training.sequence:,} tokens; {_said_by('micro_batch', flags, training)} {training.rows}"
     size = f"{error.asked.text} = {tokens:,} tokens, not {given:,}, x {width:,} x {element_bytes} bytes"
     what = f"activations of a micro-batch of {rows} x {length}: {size}"
-    changed = [
-        replace(cause, what=what, reasons=(*(each for each in cause.reasons if each != SIZE_FITS), SIZE_FITS))
-        if cause.id == "oom-activations"
-        else cause
-        for cause in causes
-    ]
+    named = replace(of_layers[0], what=what, reasons=(*of_layers[0].reasons, SIZE_FITS))
+    changed = [named if cause.id == "oom-activations" else cause for cause in causes]
     conflicts = tuple(each for each in training.conflicts if each.name != "micro_batch")  # neither of them counts
     return changed, _by_size(replace(training, conflicts=conflicts), micro_batch=rows)
 
@@ -72,17 +69,6 @@ def with_more_sequences(
 def _by_size(training: KnownTraining, **said: int) -> KnownTraining:
     described = replace(training.described, **said)  # type: ignore[arg-type]
     return replace(training, described=described, from_text=training.from_text - said.keys(), by_size=frozenset(said))
-
-
-def _names_an_mlp(error: OomError, causes: list[Cause]) -> bool:
-    return any(cause.id == "oom-activations" for cause in causes) and any(
-        clue.cause == "oom-activations" for clue in clues(error)
-    )
-
-
-def _has_the_size(causes: list[Cause]) -> bool:
-    """Whether the sequences that were given make the asked size."""
-    return any(cause.id == "oom-activations" and SIZE_FITS in cause.reasons for cause in causes)
 
 
 def _said_by(name: str, flags: Described, training: KnownTraining) -> str:
@@ -109,12 +95,9 @@ def _sum_of_the_message(error: OomError, training: KnownTraining) -> list[str]:
     if training.described.chunked_loss:  # which the run that ended had not
         return []
     try:  # whether activations are recomputed may be unknown: kept, they take more
-        most = replace(training.described, checkpointing=bool(training.described.checkpointing))
-        needs_bytes = predicted_memory(training.wanted, most).peak_bytes
+        needs_bytes = training.memory(checkpointing=bool(training.described.checkpointing)).peak_bytes
     except Stop:
         return []
-    needed_bytes = error.allocated + error.asked.low
-    if needed_bytes <= needs_bytes:
+    if error.needed <= needs_bytes:
         return []
-    parts = f"{binary_size(error.allocated, 4)} allocated + {error.asked.text} asked for = {binary_size(needed_bytes)}"
-    return [f"{parts}, and {binary_size(needs_bytes)} are predicted with {training.sequence:,}"]
+    return [f"{error.sum_of_tensors}, and {binary_size(needs_bytes)} are predicted with {training.sequence:,}"]

@@ -56,6 +56,10 @@ class Asked:
     low: int
     high: int
 
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
     def fits(self, size_bytes: float) -> bool:
         """Whether it may be a tensor of this size. Small ones say nothing: the memory was full before them."""
         return self.high > SMALL and self.low <= size_bytes <= self.high
@@ -82,6 +86,23 @@ class OomError:
         """The message up to the sentence with the size that was asked for, or any size; without one its beginning."""
         sentence = re.match(rf"(?:.*?to allocate {SIZE}|.*?{SIZE}).*?(?:\.(?= |$)|(?= \(GPU)|$)", self.line)
         return textwrap.shorten(sentence[0] if sentence else self.line, LONGEST_QUOTE, placeholder=" ...")
+
+    @property
+    def needed(self) -> int:
+        """Bytes of PyTorch's tensors with the one that was asked for."""
+        return (self.allocated or 0) + self.asked.low
+
+    @property
+    def sum_of_tensors(self) -> str:
+        """That sum, in words."""
+        parts = f"{binary_size(self.allocated or 0, 4)} allocated + {self.asked.text} asked for"
+        return f"{parts} = {binary_size(self.needed)}"
+
+    @property
+    def had(self) -> str:
+        """That sum, in a sentence that goes on."""
+        parts = f"{binary_size(self.allocated or 0, 4)} in use and {self.asked.text} asked for"
+        return f"The log has {parts}, {binary_size(self.needed)}"
 
     @property
     def outside(self) -> int:
@@ -113,6 +134,10 @@ class OomError:
         """The frames of the error's traceback, the last with the message. Without one the whole context, as one."""
         _, *frames = re.split(FRAME, re.sub(messages()["no_frame"], r"\1", self.context))
         return frames if frames and len(frames[-1]) < NEAR else [self.context]
+
+    @property
+    def traceback(self) -> str:
+        return "".join(self.frames)
 
 
 def find(text: str) -> OomError:
@@ -146,7 +171,7 @@ def _of_kind(kind: dict[str, str], text: str) -> Iterator[OomError]:
         if after.search(text, first - NEAR, first):
             continue
         error = _error(kind["where"], text, first)
-        if re.search(kind.get("above", ""), "".join(error.frames)):
+        if re.search(kind.get("above", ""), error.traceback):
             yield error
 
 

@@ -6,7 +6,7 @@ from study.configs.oom.causes import Cause, in_a_layers_forward, in_a_pass
 from study.configs.oom.changes import BESIDE
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import Conflict, typed
-from study.configs.oom.training import KnownTraining, predicted_memory
+from study.configs.oom.training import KnownTraining
 from study.core.errors import Stop
 from study.core.text import binary_size
 from study.predict.front import Estimate
@@ -24,9 +24,8 @@ class Expected:
     peak_bytes: float
 
     def fits(self, error: OomError) -> bool:
-        allocated_bytes = error.allocated or 0
-        is_enough = CLEARLY * allocated_bytes >= self.least_bytes
-        return is_enough and allocated_bytes + error.asked.low <= CLEARLY * self.peak_bytes
+        is_enough = CLEARLY * (error.allocated or 0) >= self.least_bytes
+        return is_enough and error.needed <= CLEARLY * self.peak_bytes
 
 
 def with_recomputing(error: OomError, training: KnownTraining, causes: list[Cause]) -> KnownTraining:
@@ -40,8 +39,7 @@ def with_recomputing(error: OomError, training: KnownTraining, causes: list[Caus
     if not is_said_enough or error.where != "GPU" or not error.allocated or not in_a_pass(error):
         return training
     try:
-        kept = predicted_memory(training.wanted, replace(given, checkpointing=False))
-        recomputed = predicted_memory(training.wanted, replace(given, checkpointing=True))
+        kept, recomputed = training.memory(checkpointing=False), training.memory(checkpointing=True)
     except Stop:  # an arm whose memory is not predicted
         return training
     decided = _decided(error, training, kept, recomputed, _is_of_logits(causes))

@@ -66,7 +66,7 @@ def with_remedies(
 
 def _lacked_pieces(error: OomError, training: KnownTraining, cause: Cause) -> bool:
     """Whether whole logits were made though a script or a config has the loss in pieces. A flag is of a next run."""
-    is_whole = SIZE_FITS in cause.reasons or bool(IN_FP32.search("".join(error.frames)))
+    is_whole = SIZE_FITS in cause.reasons or bool(IN_FP32.search(error.traceback))
     return cause.id == "oom-logits" and is_whole and bool(training.settings.get("chunked_loss"))
 
 

@@ -108,7 +108,17 @@ DOUBLE = re.compile(
 TRAINABLE = re.compile(r"(?i)\btrainable param(?:eter)?s ?[:=] ?(\d{1,3}(?:,\d{3})+|\d{4,12})\b")
 # DeepSpeed has one file for two stages. The second is more usual: examples of transformers and Accelerate have it.
 STAGE_1_OR_2 = "as the text names stage_1_and_2.py; stage 1 holds all gradients as well"
-OF_TEXT = ("sequence", "lora_rank")
+# Our names of settings, and what a text is read for.
+OF_TEXT = {
+    "stage": "stage",
+    "machines": "machines",
+    "accumulation": "passes",
+    "checkpointing": "checkpointing",
+    "mixed": "precision",
+    "adapters": "peft",
+    "FSDP1's sharding": "sharding",
+    CHUNKING: "chunked_loss",
+}
 # Of Megatron, and NeMo. An inference engine divides its tensors among its own ranks.
 DIVIDED = re.compile(
     r"(?<!\w)(?:(?:tensor|pipeline|expert)[-_]model|context)[-_]parallel[-_]size[\"']?\s*[:= ]\s*[\"']?"
@@ -119,23 +129,21 @@ LAYERS_DIVIDED = "layers or tokens divided"
 
 def stated(pasted: Pasted) -> dict[str, Any]:
     """Return what a text says of its training, by our names of settings."""
-    said = {name: pasted.said.get(name) or None for name in OF_TEXT}
-    said |= {"micro_batch": pasted.sequences, "pairs": pasted.has_pairs or None, "quantized": quantized(pasted.text)}
-    said["checkpointing"] = pasted.said.get("checkpointing")
+    text = pasted.text
+    said = {name: pasted.said.get(called) for name, called in OF_TEXT.items()}
+    said |= {name: pasted.said.get(name) or None for name in ("sequence", "lora_rank")}
+    said |= {"micro_batch": pasted.sequences, "pairs": pasted.has_pairs or None, "quantized": quantized(text)}
     said["ranks"] = pasted.ranks
     if pasted.said.get("offload", "none") != "none":
         said["offload_optimizer"] = pasted.said["offload"]
-    said["FSDP1's sharding"], said["machines"] = pasted.said.get("sharding"), pasted.said.get("machines")
-    said["mixed"], said["loaded"] = pasted.said.get("precision"), bool(LOADED.search(pasted.text)) or None
+    said["loaded"] = bool(LOADED.search(text)) or None
     said["plain"] = (pasted.said.get("stage") == "FSDP2" and pasted.said.get("plain")) or None
-    said["sync_each_batch"] = bool(SYNCED.search(pasted.text)) or None
-    said["bucket_view"] = bool(IN_BUCKETS.search(pasted.text)) or None
+    said["sync_each_batch"] = bool(SYNCED.search(text)) or None
+    said["bucket_view"] = bool(IN_BUCKETS.search(text)) or None
     accelerate = pasted.releases.get("accelerate")
     is_early = isinstance(accelerate, Version) and named("fsdp2-no-sync-syncs").contains(accelerate)
     said[REDUCES_EACH] = f"accelerate {accelerate}" if is_early else None
-    said["adapters"] = pasted.said.get("peft")
-    said["accumulation"] = pasted.said.get("passes")
-    said["attention"] = only({*ATTENTION.findall(pasted.text)} & KERNELS.keys())
+    said["attention"] = only({*ATTENTION.findall(text)} & KERNELS.keys())
     said["deepspeed"] = pasted.config.content if pasted.config else None
     zero = pasted.config.content["zero_optimization"] if pasted.config else None
     if isinstance(zero, dict):
@@ -143,25 +151,23 @@ def stated(pasted: Pasted) -> dict[str, Any]:
         if "offload_optimizer" in said:
             said |= {part: str(value_at(zero, f"{part}.device") or "none") for part in OFFLOADS}
     said |= said_of_optimizer(pasted)
-    said["stage"] = pasted.said.get("stage")
     if pasted.is_stage_1_or_2:
         said |= {"stage": 2, "assumed": STAGE_1_OR_2}
-    said["trainable"] = only({int(each.replace(",", "")) for each in TRAINABLE.findall(pasted.text)})
-    said[CHUNKING] = pasted.said.get("chunked_loss")
+    said["trainable"] = only({int(each.replace(",", "")) for each in TRAINABLE.findall(text)})
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
-    said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, pasted.text)} or None
-    is_precomputed = NO_REFERENCE.search(pasted.text) and not GIVEN_REFERENCE.search(pasted.text)
-    said["reference"] = (bool(REFERENCE.search(pasted.text)) and not is_precomputed) or None
-    trained = TRAINED_MODEL.search(pasted.text)
+    said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, text)} or None
+    is_precomputed = NO_REFERENCE.search(text) and not GIVEN_REFERENCE.search(text)
+    said["reference"] = (bool(REFERENCE.search(text)) and not is_precomputed) or None
+    trained = TRAINED_MODEL.search(text)
     said["trained_model"] = trained[1].strip(" \t,") if trained else None
-    said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(pasted.text)] or None
-    said["output"] = kept_output(pasted.text)
-    about = told(pasted.text)
+    said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(text)] or None
+    said["output"] = kept_output(text)
+    about = told(text)
     said["model"] = about.model
     if about.model is None:  # of an unknown one at least the logits have their size
-        said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(pasted.text)})
+        said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(text)})
     said["counted"] = counted(pasted.log) or None
-    said[LAYERS_DIVIDED] = bool(DIVIDED.search(pasted.text)) or None
+    said[LAYERS_DIVIDED] = bool(DIVIDED.search(text)) or None
     said["gpu"] = about.gpu if about.gpu_bytes else None  # of which there is one size
     return {name: value for name, value in said.items() if value is not None}
 

@@ -169,6 +169,10 @@ class KnownTraining:
             described = replace(described, keys=keys, buckets=described.buckets or given)
         return cls(wanted, model, settings, described, from_text)
 
+    def memory(self, **changes: Any) -> Estimate:
+        """Return what a rank holds, with a reference model, where these flags are changed."""
+        return predicted_memory(self.wanted, replace(self.described, **changes))
+
     @property
     def used(self) -> dict[str, Any]:
         """What it is taken for, by names of flags."""
