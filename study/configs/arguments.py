@@ -13,7 +13,7 @@ from typing import Any
 
 from study.configs import code
 from study.configs.commands import FLAG, Command, commands_in
-from study.configs.settings import AUTO, HALVES, Setting, descriptions, programs, same, zero_section
+from study.configs.settings import AUTO, HALVES, Setting, descriptions, done_by_program, same, zero_section
 from study.configs.shown import shown
 from study.configs.sources import ACCELERATE, DEEPSPEED, NAMES_ANOTHER, TRAINER, kind_of, plain
 from study.core.arms import config_of_yaml
@@ -109,9 +109,7 @@ def _compared(asked: Arguments, ranks: int | None) -> Iterator[tuple[str, str, A
 
 def of_recipe(content: Mapping[str, Any]) -> Arguments:
     """Return the arguments in a file with the Trainer's names, or with those of axolotl or another program."""
-    named: dict[str, Any] = {}
-    for key, does in programs().items():
-        named |= does if content.get(key) else {}
+    named = done_by_program(content)
     for each in descriptions().values():
         if each.trainer:
             named.update((each.trainer, content[key]) for key in each.keys if key in content)
@@ -193,7 +191,7 @@ def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Fin
 
 
 def _functions_around(call: ast.Call, tree: ast.Module) -> list[ast.FunctionDef]:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = code.nodes_of(ast.FunctionDef, tree)
     return [each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
 
 

@@ -6,9 +6,9 @@ import io
 import json
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 # A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
@@ -24,6 +24,7 @@ SETS = re.compile(
 )
 COMMAND = re.compile(r"\bcommand\b")  # a decorator of typer or click, whose arguments are the script's
 MAIN = "__name__ =="
+Node = TypeVar("Node", bound=ast.AST)
 UNKNOWN = "auto"  # as DeepSpeed's configs have what another says
 CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
@@ -40,18 +41,21 @@ def that_counts(text: str) -> str:
     if tree is None:
         return text
     lines = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")]
-    if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(tree)):  # and no question
+    if [*_imported(tree)]:  # and no question
         _leave_out_remarks(lines, text, tree)
     named = _leave_out_imports(lines, tree)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for node in ast.walk(tree):
-        name = ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
-        if isinstance(node, ast.Call) and not (name in own or SETS.search(named.get(name, name))):
-            for keyword in filter(lambda each: each.arg, node.keywords):
-                begin, width = keyword.col_offset, len(str(keyword.arg).encode())
-                lines[keyword.lineno - 1][begin : begin + width] = b"_" * width
-                if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
-                    _replace(lines, keyword.value, b'""')
+    for call in nodes_of(ast.Call, tree):
+        name = called(call)
+        if name in own or SETS.search(named.get(name, name)):
+            continue
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                continue
+            begin, width = keyword.col_offset, len(keyword.arg.encode())
+            lines[keyword.lineno - 1][begin : begin + width] = b"_" * width
+            if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, str):
+                _replace(lines, keyword.value, b'""')
     if CONFIG in text:
         _Configs(tree).write_out(lines)
     return b"\n".join(lines).decode(errors="surrogatepass")
@@ -71,14 +75,16 @@ def _leave_out_remarks(lines: list[bytearray], text: str, tree: ast.Module) -> N
 
 def _leave_out_imports(lines: list[bytearray], tree: ast.Module) -> dict[str, str]:
     """Leave out the names that are imported and not used, and return what others are called where they come from."""
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used = {node.id for node in nodes_of(ast.Name, tree)} | {"*"}
     named: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):  # `import peft` alone at least needs it
-            named |= {each.asname: each.name for each in node.names if each.asname}
-            unused = [each for each in node.names if (each.asname or each.name) not in used | {"*"}]
-            for part in [node] if len(unused) == len(node.names) else unused:
-                _replace(lines, part, b"pass" if part is node else b"_")
+    for node in nodes_of(ast.ImportFrom, tree):  # `import peft` alone at least needs it
+        named |= {each.asname: each.name for each in node.names if each.asname}
+        unused = [each for each in node.names if (each.asname or each.name) not in used]
+        if len(unused) == len(node.names):
+            _replace(lines, node, b"pass")
+            continue
+        for name in unused:
+            _replace(lines, name, b"_")
     return named
 
 
@@ -105,12 +111,11 @@ class _Configs:
 
     def write_out(self, lines: list[bytearray]) -> None:
         """Write each DeepSpeed config where it is made, as JSON. What is not known stays as Python has it."""
-        nodes = [*ast.walk(self.tree)]
         named = [(values[0], self.content(ast.Name(name))) for name, values in self.values.items()]
-        alone = {node.value for node in nodes if isinstance(node, ast.Expr)}  # a config, and no script
-        others = {node for node in nodes if isinstance(node, ast.Dict | ast.Call)} - {node for node, _ in named} - alone
+        alone = {node.value for node in nodes_of(ast.Expr, self.tree)}  # a config, and no script
+        others = {node for node in ast.walk(self.tree) if _is_dict(node)} - {node for node, _ in named} - alone
         made = [(node, each) for node, each in named if isinstance(each, dict)]
-        configs = [*made, *((node, self.content(node)) for node in others if _is_dict(node))]
+        configs = [*made, *((node, self.content(node)) for node in others)]
         configs = [(node, each) for node, each in configs if CONFIG in each]
         parts = {id(part) for _, config in configs for part in _parts(config)}
         words: dict[ast.stmt | ast.expr, str] = {node: "pass" for node, each in self.changed if id(each) in parts}
@@ -170,7 +175,7 @@ def _parts(content: dict) -> Iterator[dict]:
             yield from _parts(each)
 
 
-def _is_dict(node: ast.AST) -> bool:
+def _is_dict(node: ast.AST) -> TypeGuard[ast.Dict | ast.Call]:
     return isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "dict")
 
 
@@ -200,16 +205,21 @@ def calls(text: str, names: re.Pattern) -> Iterator[tuple[ast.Call, dict[str, An
     if tree is None:
         return
     made = _Configs(tree)
-    nodes = [*ast.walk(tree)]
-    set_later = {each.attr for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)}
-    for node in nodes:
-        if isinstance(node, ast.Call) and names.fullmatch(called(node)):
-            values: dict[str, Any] = {}
-            for keyword in node.keywords:
-                value = constant(made.content(keyword.value))
-                is_unpacked = keyword.arg is None and isinstance(value, dict)
-                values |= value if is_unpacked else {keyword.arg or "**": value}
-            yield node, values | dict.fromkeys(set_later & values.keys(), UNKNOWN)
+    set_later = _set_later(tree)
+    for call in nodes_of(ast.Call, tree):
+        if not names.fullmatch(called(call)):
+            continue
+        values: dict[str, Any] = {}
+        for keyword in call.keywords:
+            value = constant(made.content(keyword.value))
+            is_unpacked = keyword.arg is None and isinstance(value, dict)
+            values |= value if is_unpacked else {keyword.arg or "**": value}
+        yield call, values | dict.fromkeys(set_later & values.keys(), UNKNOWN)
+
+
+def _set_later(tree: ast.Module) -> set[str]:
+    """Return the names of attributes that a script sets."""
+    return {each.attr for each in nodes_of(ast.Attribute, tree) if isinstance(each.ctx, ast.Store)}
 
 
 def called(call: ast.Call) -> str:
@@ -228,23 +238,18 @@ def constant(content: Any) -> Any:
 
 def own_defaults(text: str) -> dict[str, Any]:
     """Return the defaults of a script's own arguments, and of its dataclasses."""
-    tree = parsed(text)
-    fields = _of_parsers(tree) if tree else {}
+    fields = _of_parsers(parsed(text))
     return {name: constant(value) for name, value in fields.items() if value is not None}
 
 
 def calls_backward_itself(text: str) -> bool:
     """Whether a script calls backward of losses alone, beside an engine that deepspeed.initialize makes."""
-    tree = parsed(text)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)] if tree else []
-    names = [ast.unparse(node.func) for node in calls]
-    backward = [node for node, name in zip(calls, names, strict=True) if name.endswith(".backward")]
+    calls = {call: ast.unparse(call.func) for call in nodes_of(ast.Call, parsed(text))}
+    backward = [call for call, name in calls.items() if name.endswith(".backward")]
+    if "deepspeed.initialize" not in calls.values() or not backward:
+        return False
     # An engine's takes the loss; engine.scale(loss).backward() has what it needs.
-    return (
-        "deepspeed.initialize" in names
-        and bool(backward)
-        and not any(node.args or ".scale(" in ast.unparse(node.func) for node in backward)
-    )
+    return not any(call.args or ".scale(" in calls[call] for call in backward)
 
 
 @functools.lru_cache(maxsize=8)
@@ -254,6 +259,11 @@ def parsed(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def nodes_of(kind: type[Node], tree: ast.AST | None) -> list[Node]:
+    """Return the nodes of a kind in the syntax of a text. What is no Python has none."""
+    return [node for node in ast.walk(tree) if isinstance(node, kind)] if tree else []
 
 
 def is_whole(scripts: Mapping[Path, str]) -> bool:
@@ -267,25 +277,18 @@ def is_whole(scripts: Mapping[Path, str]) -> bool:
             is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
             if is_own and beside.with_suffix(".py") not in scripts:
                 return False
-        if ELSEWHERE.search(text) or any(map(ARGUMENTS.search, _unpacked(tree))):
+        unpacked = [each.value for each in nodes_of(ast.keyword, tree) if each.arg is None]
+        if ELSEWHERE.search(text) or any(map(ARGUMENTS.search, map(ast.unparse, unpacked))):
             return False
     return True
 
 
-def _unpacked(tree: ast.Module) -> Iterable[str]:
-    """Yield what calls unpack as their arguments."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield from (ast.unparse(each.value) for each in node.keywords if each.arg is None)
-
-
 def _imported(tree: ast.Module) -> Iterator[str]:
     """Yield the first names of modules that a script imports; an empty one for a relative import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (each.name.partition(".")[0] for each in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "" if node.level else (node.module or "").partition(".")[0]
+    for node in nodes_of(ast.Import, tree):
+        yield from (each.name.partition(".")[0] for each in node.names)
+    for of in nodes_of(ast.ImportFrom, tree):
+        yield "" if of.level else (of.module or "").partition(".")[0]
 
 
 def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
@@ -301,7 +304,7 @@ def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
     defaults = _constants(_of_parsers(tree) | of_command)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)]
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    set_later = {each.attr for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)}
+    set_later = _set_later(tree)
     lines, taken = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")], set()
     for node in sorted(nodes, key=lambda each: (each.lineno, each.col_offset), reverse=True):
         if isinstance(node, ast.Attribute):
@@ -317,31 +320,31 @@ def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
     return b"\n".join(lines).decode(errors="surrogatepass"), sorted(taken)
 
 
-def _of_parsers(tree: ast.Module) -> dict[str, ast.expr | None]:
+def _of_parsers(tree: ast.Module | None) -> dict[str, ast.expr | None]:
     """Return the defaults of argparse's and click's arguments, and of a dataclass."""
     found: dict[str, ast.expr | None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("add_argument", "option"):
-            names = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
-            named = {each.arg: each.value for each in node.keywords}
+    for of in nodes_of(ast.ClassDef, tree):
+        if any("dataclass" in ast.unparse(each) for each in of.decorator_list):
+            fields = [each for each in of.body if isinstance(each, ast.AnnAssign)]
+            found |= {ast.unparse(each.target): _in_field(each.value) for each in fields}
+    for call in nodes_of(ast.Call, tree):
+        if called(call) in ("add_argument", "option"):
+            names = [str(each.value) for each in call.args if isinstance(each, ast.Constant)]
+            named = {each.arg: each.value for each in call.keywords}
             destination = getattr(named.get("dest"), "value", max(names, key=len, default=""))
             found[destination.lstrip("-").replace("-", "_")] = named.get("default")
-        elif isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(each) for each in node.decorator_list):
-            fields = [each for each in node.body if isinstance(each, ast.AnnAssign)]
-            found |= {ast.unparse(each.target): _in_field(each.value) for each in fields}
     return found
 
 
 def _of_commands(tree: ast.Module) -> dict[str, ast.expr | None]:
     """Return the defaults of functions that typer or click makes commands, by the names of their arguments."""
     found: dict[str, ast.expr | None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and COMMAND.search(" ".join(map(ast.unparse, node.decorator_list))):
-            of_parser = _of_parsers(ast.Module([*map(ast.Expr, node.decorator_list)], []))
-            named = node.args.args[len(node.args.args) - len(node.args.defaults) :]
-            found |= of_parser | {
-                each.arg: _in_field(value) for each, value in zip(named, node.args.defaults, strict=True)
-            }
+    for function in nodes_of(ast.FunctionDef, tree):
+        decorators, defaults = function.decorator_list, function.args.defaults
+        if COMMAND.search(" ".join(map(ast.unparse, decorators))):
+            found |= _of_parsers(ast.Module([*map(ast.Expr, decorators)], []))
+            named = function.args.args[len(function.args.args) - len(defaults) :]
+            found |= {each.arg: _in_field(value) for each, value in zip(named, defaults, strict=True)}
     return found
 
 

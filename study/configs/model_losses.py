@@ -5,7 +5,7 @@ import re
 
 from packaging.version import Version
 
-from study.configs.code import parsed
+from study.configs.code import nodes_of, parsed
 from study.configs.pasted.told import told
 from study.core.shapes import models
 from study.known.stacks import Stack
@@ -69,9 +69,10 @@ def _of_loss(model: str, release: Version, trainer: str, own: bool | None) -> di
 
 def _own_loss(script: str) -> bool | None:
     """Whether a Trainer's compute_loss leaves out what the loss is to be divided by. None: it has none, or calls on."""
-    tree = None if "model_accepts_loss_kwargs" in script else parsed(script)
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.FunctionDef) and node.name == "compute_loss":
-            body = "\n".join(map(ast.unparse, node.body))
+    if "model_accepts_loss_kwargs" in script:
+        return None
+    for function in nodes_of(ast.FunctionDef, parsed(script)):
+        if function.name == "compute_loss":
+            body = "\n".join(map(ast.unparse, function.body))
             return None if "super()" in body else COUNTS not in body
     return None

@@ -74,6 +74,15 @@ def programs() -> dict[str, dict[str, Any]]:
     return from_toml(PROGRAMS.read_bytes())
 
 
+def done_by_program(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the program of a file does where the file says nothing, by the Trainer's names."""
+    does: dict[str, Any] = {}
+    for key, of_program in programs().items():
+        if content.get(key):
+            does |= of_program
+    return does
+
+
 @dataclass(frozen=True)
 class Setting:
     value: Any
@@ -114,10 +123,7 @@ def effective_settings(source: Source) -> EffectiveSettings:
 
 def at_paths(kind: str, content: dict, defaults: dict[str, Any]) -> EffectiveSettings:
     """Return the settings that a file of this kind has, and the defaults, by dotted path, of those that it lacks."""
-    of_program: dict[str, Any] = {}
-    for key, does in programs().items():
-        if content.get(key):
-            of_program |= does
+    of_program = done_by_program(content)
     settings = {}
     for name, description in descriptions().items():
         path = getattr(description, kind)
@@ -261,18 +267,14 @@ def _of_trainer(source: Source) -> EffectiveSettings:
     if str(settings.get(OF_FSDP, UNSET).value).lower() in OFF:  # the Trainer's own key may recompute all the same
         settings.pop(OF_FSDP, None)
     if source.named:
-        settings = _with_engine(settings, _of_deepspeed(source.named.content))
+        engine = _of_deepspeed(source.named.content)  # its own settings count, but for those that it leaves open
+        settings = engine | settings | {name: each for name, each in engine.items() if each.value != AUTO}
     elif source.unread is not None:
         settings = _with_unread_engine(settings, content["deepspeed"])
     else:
         is_fsdp = content.get("fsdp") or "axolotl's fsdp_version" in settings
         settings["engine"] = Setting("FSDP") if is_fsdp else LAUNCHED
     return _mixed(half, settings)
-
-
-def _with_engine(settings: EffectiveSettings, engine: EffectiveSettings) -> EffectiveSettings:
-    """Return the Trainer's settings with those of a DeepSpeed config: its own count, but for those it leaves open."""
-    return engine | settings | {name: each for name, each in engine.items() if each.value != AUTO}
 
 
 def _with_unread_engine(settings: EffectiveSettings, name: str) -> EffectiveSettings:
