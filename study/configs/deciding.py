@@ -1,5 +1,9 @@
 """Which flags would tell of the most faults that they do not apply."""
 
+from dataclasses import replace
+
+from packaging.version import Version
+
 from study.configs.priorities import AskedStack
 from study.known.faults import Fault, table
 from study.known.stacks import Stack
@@ -7,7 +11,6 @@ from study.known.which_apply import Applies, OpenQuestion, is_ruled_out
 
 MOST_ASKED = 3  # flags
 NUMBERS = [1, 8]  # of ranks or passes: alone, or more than any fault needs
-TRUTH_VALUES = [True, False]
 
 
 def deciding(asked: AskedStack, may: list[Applies]) -> list[str]:
@@ -36,9 +39,10 @@ def _answered(asked: AskedStack, question: OpenQuestion, fault: Fault) -> list[S
     """Return the stacks that the answers to a question would make."""
     condition, stack = question.condition, asked.stack
     if condition == "keys":
-        return [] if asked.has_config else [stack.without_keys()]
+        return [] if asked.has_config else [replace(stack, key=lambda path: None)]  # a config without its keys
     if condition in table().asked or condition in stack.releases:
-        return [stack.with_release(condition, release) for release in table().asked.get(condition, fault.asked)]
+        tested = map(Version, table().asked.get(condition, fault.asked))
+        return [replace(stack, releases={**stack.releases, condition: release}) for release in tested]
     return [stack.answered(condition, value) for value in _values(condition)] if question.flag else []
 
 
@@ -48,13 +52,11 @@ def _values(condition: str) -> list:
         return [*table().optimizers]
     values = table().values[condition]
     if values == "true or false":
-        return TRUTH_VALUES
+        return [True, False]
     return NUMBERS if values == "a number" else [*values]
 
 
 def _ruled_out(stacks: list[Stack], may: list[Applies]) -> float:
     """Return how many faults an answer rules out on average, if all answers are as likely."""
-    total = 0.0
-    for stack in stacks:
-        total += sum(is_ruled_out(each.fault, stack) for each in may)
-    return total / max(1, len(stacks))
+    ruled_out = sum(is_ruled_out(each.fault, stack) for stack in stacks for each in may)
+    return ruled_out / max(1, len(stacks))

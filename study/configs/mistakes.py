@@ -75,7 +75,9 @@ def mistakes(source: Source, ranks: int | None = None) -> Iterator[Finding]:
     if source.kind == TORCHTITAN:  # whose keys are not known here
         return
     if source.kind == OTHER:
-        yield from _of_no_kind(content)
+        yield finding("kind_unknown")
+        for library in known_libraries():  # that may have been meant to read it
+            yield from _mistyped(library, content)
     else:
         yield from _refused(FIELDS[source.kind], content, ranks)
     if source.kind == ACCELERATE:
@@ -90,13 +92,6 @@ def mistakes(source: Source, ranks: int | None = None) -> Iterator[Finding]:
         yield from mistakes(source.named, ranks)
     if source.named and source.kind == TRAINER:
         yield from refused(of_recipe(content), source.named.content)
-
-
-def _of_no_kind(content: dict) -> Iterator[Finding]:
-    """Yield that nothing is known of a file, and the keys that a library may have been meant to read."""
-    yield finding("kind_unknown")
-    for library in known_libraries():
-        yield from _mistyped(library, content)
 
 
 def _not_arriving(source: Source) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ class AskedStack:
     def of(
         cls, stack: Stack, flags: Flags, config: Path | None, symptom: str | None, words: tuple[str, ...] = ()
     ) -> Self:
-        said = {name for name, value in vars(flags).items() if value is not None}
+        said = {*flags.given}
         if config:
             said |= {*stack.said, "keys"}
         texts = [lists.content(word) for word in words]
@@ -97,7 +97,8 @@ class AskedStack:
     def weight(self, each: Applies) -> int:
         """Return how much of what is special in a fault is said."""
         # Trainers and PEFT have few faults, and who names one asks about it. But few train by one method, such as DPO.
-        is_of_many = each.fault.package in (*table().trainers, "PEFT") and is_decided_by_flags(each)
+        is_decided_by_flags = all(question.flag for question in each.why)  # nobody has to look at the script
+        is_of_many = each.fault.package in (*table().trainers, "PEFT") and is_decided_by_flags
         return 2 * self.met(each) + is_of_many
 
 
@@ -151,13 +152,7 @@ def is_nearly_decided(each: Applies) -> bool:
         return False
     if fault.contains(fault.tested[0]) or fault.contains(fault.tested[-1]):
         return False  # it may reach further
-    tested = {*fault.tested, *map(Version, table().asked.get(fault.package, ()))}
-    return sum(map(fault.contains, tested)) <= FEW_RELEASES
-
-
-def is_decided_by_flags(each: Applies) -> bool:
-    """Whether nobody has to look at the script or the config."""
-    return all(question.flag for question in each.why)
+    return sum(map(fault.contains, fault.ever_tested)) <= FEW_RELEASES
 
 
 def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
@@ -165,23 +160,17 @@ def likely(asked: AskedStack, may: list[Applies]) -> list[Applies]:
     has_peft = "PEFT" in asked.stack.releases
 
     def place(each: Applies) -> tuple:
-        when = each.fault.conditions
+        when: dict[str, Any] = each.fault.conditions
         has_adapters = has_peft and when.get("peft") is True
         is_silent = each.fault.symptom.startswith(table().silent)
         # Most train in bf16 with AdamW: faults of fp16, or of another optimizer, are for few.
-        is_unusual = not all(meets_one(when.get(name), usual) for name, usual in MOST_HAVE.items())
+        is_unusual = any(usual.isdisjoint(when.get(name, usual)) for name, usual in MOST_HAVE.items())
         is_named = isinstance(each.release, Version)
         is_open = not all(question.flag or question.condition == "keys" for question in each.why)
-        is_loud = not is_silent
-        return (is_unusual, is_open, is_loud, not has_adapters, not is_named, not each.is_tested)
+        return (is_unusual, is_open, not is_silent, not has_adapters, not is_named, not each.is_tested)
 
     inside = [each for each in may if each.may_be_inside and not asked.is_of_other_method(each)]
     return sorted(inside, key=place)[:MOST_LIKELY]
-
-
-def meets_one(wanted: Any, usual: set[str]) -> bool:
-    """Whether a fault wants one of the values that most trainings have, or any."""
-    return wanted is None or not usual.isdisjoint(wanted)
 
 
 def symptoms(words: str) -> set[str]:

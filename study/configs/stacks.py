@@ -1,6 +1,5 @@
 """The stack that lists of releases, flags and a config describe together."""
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ from study.configs.pasted.said import left_open, said
 from study.configs.pasted.two_releases import mentioned
 from study.configs.settings import UNSET, EffectiveSettings, effective_settings, same
 from study.configs.shown import shown
+from study.core import files
 from study.core.errors import Stop
 from study.core.files import value_at
 from study.core.ignored_keys import OFFLOADS
@@ -26,7 +26,7 @@ from study.core.settings import flag
 from study.core.text import is_number
 from study.known import lists
 from study.known.faults import ANY, table
-from study.known.stacks import WAYS, Flags, Stack
+from study.known.stacks import PRECISIONS, WAYS, Flags, Stack
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
@@ -38,7 +38,7 @@ ANSWERED = "What the script's own text answers is not asked; options of a launch
 
 def with_config(words: tuple[str, ...], config: Path | None) -> tuple[tuple[str, ...], Path | None]:
     """Return words without configs, and the config that counts. Raise Stop if several may."""
-    configs = [word for word in words if Path(word).suffix in CONFIGS and lists.is_config(lists.content(word))]
+    configs = [*filter(_is_config, words)]
     given = [*map(Path, configs), *([config] if config else [])]
     left = engines.that_may_count(given, engines.texts_of((*words, *given)))
     if len(left) > 1:
@@ -47,10 +47,14 @@ def with_config(words: tuple[str, ...], config: Path | None) -> tuple[tuple[str,
     return tuple(word for word in words if word not in configs), left[0] if left else None
 
 
+def _is_config(word: str) -> bool:
+    return Path(word).suffix in CONFIGS and lists.is_config(lists.content(word))
+
+
 def launched_ranks(words: tuple[str, ...], flags: Flags) -> Flags:
     """Return flags with the ranks that a config of the launcher starts, whichever config counts."""
     for word in words:
-        if flags.ranks is None and Path(word).suffix in CONFIGS and lists.is_config(lists.content(word)):
+        if flags.ranks is None and _is_config(word):
             started = value_at(sources.read(Path(word)).content, "num_processes")
             flags = replace(flags, ranks=started if type(started) is int and started > 0 else None)
     return flags
@@ -139,10 +143,10 @@ def _with_texts(
             pasted.said.pop("stage_by", None)  # the config itself says it
         if pasted.said:
             notes.append(f"Read from the text: {', '.join(pasted.words)}.")
-        if OF_WAYS.isdisjoint(_said(flags)):
+        if OF_WAYS.isdisjoint(flags.given):
             left |= {name: pasted.said[name] for name in ("stage", "stage_by", "fsdp_own") if name in pasted.said}
         flags = _filled(flags, pasted)
-        if pasted.is_stage_1_or_2 and OF_WAYS.isdisjoint(_said(flags)):
+        if pasted.is_stage_1_or_2 and OF_WAYS.isdisjoint(flags.given):
             flags = replace(flags, stage=2)
             notes.append("The text names stage_1_and_2.py: taken as stage 2. With stage 1 give --stage 1.")
     return tuple(lists_of), flags, notes, left
@@ -161,7 +165,7 @@ def _key_in_texts(words: tuple[str, ...]) -> Callable[[str], Any] | None:
 
 def _pasted(word: str) -> Pasted | None:
     """Return what a text says, or the file that a word names. None: a word, a config or a lock."""
-    is_file = os.path.isfile(word)  # noqa: PTH113  an error in quotes may be longer than a name, where pathlib raises
+    is_file = files.is_file(word)
     text = condense.content(Path(word)) if is_file else word
     is_word = "\n" not in text.strip() and not (is_file and Path(word).suffix in sources.SCRIPTS)
     if is_word or Path(word).suffix in CONFIGS:
@@ -178,12 +182,9 @@ def _list_in(pasted: Pasted) -> str:
 
 def _filled(flags: Flags, pasted: Pasted) -> Flags:
     """Return flags with what a text says besides. Given flags win."""
-    given = _said(flags)
-    of_text = _said(flags_of(pasted))
-    if not OF_WAYS.isdisjoint(given):  # one way counts
-        for way in OF_WAYS:
-            of_text.pop(way, None)
-    return replace(flags, **of_text | given)
+    is_way_given = not OF_WAYS.isdisjoint(flags.given)  # one counts
+    of_text = {name: value for name, value in flags_of(pasted).given.items() if not (is_way_given and name in OF_WAYS)}
+    return replace(flags, **of_text | flags.given)
 
 
 @dataclass(frozen=True)
@@ -195,13 +196,13 @@ class WhoSaid:
 
     def of(self, condition: str, value: Any) -> str:
         """Return a setting as it was said: as its flag, or with the file and line that say it."""
-        if condition in _said(self.flags):
+        if condition in self.flags.given:
             return flag(condition) if value is True else f"{flag(condition)} {value}"
         way = {"fsdp1": "FSDP1", "fsdp2": "FSDP2", "ddp": "DDP"}.get(condition)
         name, wanted = ("stage", way) if way else (condition, value)
         as_said = way or f"{condition.replace('passes', 'gradient accumulation')} {value}"
         for word in self.words:
-            is_file = os.path.isfile(word)  # noqa: PTH113  as in `_pasted`
+            is_file = files.is_file(word)
             lines = (condense.content(Path(word)) if is_file else word).splitlines()
             for number, line in enumerate(lines, 1):
                 if len(line) < LONGEST_LINE and said(line).get(name) == wanted:
@@ -216,7 +217,7 @@ def _config_wins(
 
     Besides a sentence for each that differs and has no effect, and both words for each that the Trainer refuses.
     """
-    of_texts = _said(flags).keys() - _said(who.flags).keys()
+    of_texts = flags.given.keys() - who.flags.given.keys()
     dropped: dict[str, Any] = {}
     if _is_written("stage", settings):
         dropped = dict.fromkeys(of_texts & OF_WAYS)
@@ -251,20 +252,14 @@ def _is_written(name: str, settings: EffectiveSettings) -> bool:
     return not setting.is_default or (name in OFFLOADS and _is_written("stage", settings))
 
 
-def _said(flags: Flags) -> dict[str, Any]:
-    return {name: value for name, value in vars(flags).items() if value is not None}
-
-
 def _overruled(who: WhoSaid, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
     """Yield a sentence for each flag that says otherwise than the config."""
-    given = _said(flags)
     for name, condition in table().settings.items():
-        written = settings.get(name, UNSET)
-        if condition not in given or written.value is None or written.is_open or written.is_default:
+        written, given = settings.get(name, UNSET), flags.given.get(condition)
+        if given is None or written.value is None or written.is_open or written.is_default:
             continue
-        if not _is_named_so(given[condition], written.value):
-            counts = who.of(condition, given[condition])
-            yield f"{counts} counts, and not the config's {shown(written, name)}."
+        if not _is_named_so(given, written.value):
+            yield f"{who.of(condition, given)} counts, and not the config's {shown(written, name)}."
 
 
 def _without_effect(who: WhoSaid, flags: Flags, settings: EffectiveSettings) -> Iterator[str]:
@@ -288,7 +283,6 @@ def _is_named_so(given: Any, value: Any) -> bool:
     written = str(value).lower()
     if isinstance(given, bool):
         return given == (written not in ("false", "none"))
-    kind, _, how = str(given).partition("_")
-    if kind in AUTOCAST:
-        return written == f"{how or 'cast'} to {AUTOCAST[kind]}"
+    if given in PRECISIONS.values():
+        return PRECISIONS.get(written) == given
     return str(given).lower() in written and not is_number(given)

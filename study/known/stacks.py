@@ -52,6 +52,10 @@ class Flags:
     family: Literal["bert", "gpt2", "llama", "qwen2", "qwen3", "qwen3-next", "gemma", "mistral"] | None = None
     """Of which family the model is: it answers for a script."""
 
+    @property
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -92,14 +96,6 @@ class Stack:
         if condition == "stage":
             said["engine"] = "PyTorch" if value in WAYS else "DeepSpeed"
         return replace(self, said=said)
-
-    def with_release(self, package: str, release: str) -> Self:
-        """Return the stack with a release of a package."""
-        return replace(self, releases={**self.releases, package: Version(release)})
-
-    def without_keys(self) -> Self:
-        """Return the stack with a config that has none of the keys of faults."""
-        return replace(self, key=lambda path: None)
 
 
 def answers_of(family: str | None) -> dict[str, bool]:
@@ -151,7 +147,7 @@ def _of_releases(releases: Mapping[str, Release]) -> dict[str, str]:
 
 def _of_flags(flags: Flags) -> dict[str, Any]:
     """Return what flags say by conditions."""
-    said = {name: value for name, value in vars(flags).items() if value is not None}
+    said = flags.given
     if flags.stage is not None:
         said["engine"] = "DeepSpeed"
     for way in WAYS:

@@ -436,8 +436,9 @@ def test_a_config_answers_what_flags_would(tmp_path, monkeypatch):
         ("fsdp.yaml", "distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {fsdp_version: 2}", "bf16_autocast"),
     ],
 )
-def test_a_precision_of_a_config_is_that_of_the_flag(name, config, precision, tmp_path):
-    """Each fault that asks for a precision answers to both alike. Of keys a flag says nothing."""
+def test_a_precision_of_a_config_is_that_of_the_flag(name, config, precision, tmp_path, capsys):
+    """Each fault that asks for a precision answers to both alike, and neither overrules the other. Of keys a flag says
+    nothing."""
     (tmp_path / name).write_text(config)
     flag = "--stage 1" if name == "ds.json" else "--fsdp2"
     asking = {each.id for each in table().fault if "precision" in (each.when or {}) and "keys" not in each.when}
@@ -448,6 +449,8 @@ def test_a_precision_of_a_config_is_that_of_the_flag(name, config, precision, tm
         assert by_config & asking == answers(f"{listed} {flag} --precision {precision}").keys() & asking
         seen |= by_config & asking
     assert seen
+    asked(f"{listed} --precision {precision} --config {tmp_path}/{name}")
+    assert "counts, and not" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
