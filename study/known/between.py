@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from study.core.errors import Stop
-from study.known.faults import Fault, Release, of_package, table
+from study.known.faults import Fault, Release, of_package
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,20 @@ class Between:
 def between(package: str, asked_old: Version, asked_new: Version) -> Between:
     """Compare two releases. Raise Stop where no test tells them apart."""
     faults = [fault for fault in of_package(package) if fault.when]
-    tested = sorted({Version(each) for fault in faults for each in fault.asked or table().asked[package]})
+    tested = sorted({release for fault in faults for release in fault.tested})
     old, new = nearest_tested(asked_old, tested), nearest_tested(asked_new, tested)
     if old == new:
         what = f"no test of ours tells {asked_old} and {asked_new} apart: the tested release nearest to both is {old}"
         raise Stop(what, f"take two of {', '.join(map(str, tested))}")
-    has_old = {fault.id: fault.inferred(old) for fault in faults}
-    has_new = {fault.id: fault.inferred(new) for fault in faults}
     return Between(
         package,
         old,
         new,
         notes=[*untested(asked_old, tested), *untested(asked_new, tested)],
-        fixed=[fault for fault in faults if has_old[fault.id] and has_new[fault.id] is False],
-        added=[fault for fault in faults if has_new[fault.id] and has_old[fault.id] is False],
-        both=[fault for fault in faults if has_old[fault.id] and has_new[fault.id]],
-        unknown=sum(None in (has_old[fault.id], has_new[fault.id]) for fault in faults),
+        fixed=[fault for fault in faults if fault.inferred(old) and fault.inferred(new) is False],
+        added=[fault for fault in faults if fault.inferred(new) and fault.inferred(old) is False],
+        both=[fault for fault in faults if fault.inferred(old) and fault.inferred(new)],
+        unknown=sum(None in (fault.inferred(old), fault.inferred(new)) for fault in faults),
     )
 
 

@@ -33,13 +33,9 @@ def wrong_condition(name: str, wanted: Any, values: Values) -> Iterator[str]:
     elif not isinstance(wanted, list):
         yield f"`{name}` must be a list, of which one fits: {name} = [{json.dumps(wanted)}]"
     else:
-        yield from _not_among(name, wanted, values)
-
-
-def _not_among(name: str, wanted: list, values: list[int | str]) -> Iterator[str]:
-    for each in wanted:
-        if isinstance(each, bool) or each not in values:
-            yield f"`{name}` cannot be {each!r}: {nearest(str(each), map(str, values))}"
+        for each in wanted:
+            if isinstance(each, bool) or each not in values:
+                yield f"`{name}` cannot be {each!r}: {nearest(str(each), map(str, values))}"
 
 
 def wrong_release(name: str, wanted: Any) -> Iterator[str]:
@@ -90,17 +86,12 @@ def _wrong_value(path: str, wanted: Any, types: list[CoreSchema]) -> Iterator[st
     elif isinstance(wanted, list):
         for each in wanted:
             yield from _wrong_text(path, each, types)
-        yield from _said_otherwise(path, wanted)
+        if path in SAID_BY:
+            values = ", ".join(str(each) if str(each).isdigit() else json.dumps(each) for each in wanted)
+            instead = f"when = {{ {SAID_BY[path]} = [{values}] }}"
+            yield f"`{path}` is said by a condition, which a flag answers as well: in place of this key write {instead}"
     elif isinstance(wanted, int) and not _takes(types, json.dumps(wanted)):
         yield f"`{path}` cannot be {json.dumps(wanted)}: write what a config may have there"
-
-
-def _said_otherwise(path: str, wanted: list) -> Iterator[str]:
-    """Yield the condition that says what a key does."""
-    if path in SAID_BY:
-        values = ", ".join(str(each) if str(each).isdigit() else json.dumps(each) for each in wanted)
-        instead = f"when = {{ {SAID_BY[path]} = [{values}] }}"
-        yield f"`{path}` is said by a condition, which a flag answers as well: in place of this key write {instead}"
 
 
 def _wrong_text(path: str, text: Any, types: list[CoreSchema]) -> Iterator[str]:

@@ -76,7 +76,7 @@ class Fault(BaseModel):
         from 5.0 on are more than 5.23.0, the first that was tested.
         """
         if isinstance(release, SpecifierSet):
-            return self._has_all(release, [*map(version, [*self.asked, *table().asked.get(self.package, ())])])
+            return self._has_all(release)
         beside = self.beside(release)
         if not any(map(self.contains, beside)):
             return False
@@ -86,6 +86,11 @@ class Fault(BaseModel):
     def tested(self) -> list[Version]:
         """The releases that were asked for it, from the oldest on: an answer looks there some thousand times."""
         return sorted(map(version, self.asked or table().asked[self.package]))
+
+    @functools.cached_property
+    def ever_tested(self) -> set[Version]:
+        """The same, with those that were asked for most faults of the package."""
+        return {*self.tested, *map(version, table().asked.get(self.package, ()))}
 
     def beside(self, release: Version) -> list[Version]:
         """Return the tested releases nearest to one: itself, or the one before and the one after it."""
@@ -110,12 +115,12 @@ class Fault(BaseModel):
             beside = f": {before} and {after}, beside it, have it"
         return table().untested.format(self.package, release, beside)
 
-    def _has_all(self, span: SpecifierSet, tested: list[Version]) -> bool | None:
-        ends = [version(each.version.removesuffix(".*")) for each in span]
+    def _has_all(self, span: SpecifierSet) -> bool | None:
+        ends = {version(each.version.removesuffix(".*")) for each in span}
         if not ends:  # any release
             return None
-        judge = self.contains if any(span.filter(tested)) else self.has  # then its ends, as single releases
-        inside = {*map(judge, span.filter(tested + ends))}
+        judge = self.contains if any(span.filter(self.ever_tested)) else self.has  # then its ends, as single releases
+        inside = {*map(judge, span.filter(self.ever_tested | ends))}
         return inside.pop() if len(inside) == 1 else None
 
     @property

@@ -204,7 +204,9 @@ def _given_as(condition: str, wanted: Any) -> str:
 def _is_so(condition: str, wanted: Any, known: dict[str, Any], key: Callable[[str], Any] | None) -> bool | None:
     """Whether a condition is what a fault wants. None: nobody says it."""
     if condition == "keys":
-        return _has_group(wanted, key)
+        if key is None:
+            return None
+        return any(all(_fits(key(path), each) for path, each in group.items()) for group in wanted)
     seen = known.get(condition)
     if seen is None or isinstance(seen, SpecifierSet):
         return None
@@ -221,13 +223,6 @@ def _is_shown(condition: str, wanted: Any, shown: Mapping[str, Any]) -> bool | N
     if condition == "script":
         return shown.get(wanted)
     return _fits(shown[condition], wanted) if condition in shown else None
-
-
-def _has_group(groups: list[dict[str, Any]], key: Callable[[str], Any] | None) -> bool | None:
-    """Whether a config has all keys of one of these groups. None: there is no config."""
-    if key is None:
-        return None
-    return any(all(_fits(key(path), wanted) for path, wanted in group.items()) for group in groups)
 
 
 def _fits(seen: Any, wanted: Any) -> bool:
