@@ -32,24 +32,24 @@ class Compared(NamedTuple):
 
 def compared(claims: Iterable[Claim], runs: Sequence[Run]) -> list[Compared]:
     """Each number that claims take from runs, beside the same of other runs, if there are such runs."""
-    rows = []
-    for claim in claims:
-        for piece in claim.evidence:
-            if isinstance(piece, OfRuns):
-                valued = piece.values_with_runs(runs)
-                if valued and is_number(valued[0][0]):
-                    valued.sort(key=lambda each: each[0])
-                values = [value for value, _ in valued]
-                answer = AGREES if all(map(piece.agrees, values)) else DIFFERS
-                of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in valued]
-                ways = Counter(tuple(dict.fromkeys(map(protocol.alike, several))) for _, several in valued)
-                # A sweep makes what the other side of a ratio needs as well.
-                alike = max(
-                    ways, key=lambda way: (all(each.startswith("study sweep") for each in way), ways[way]), default=()
-                )
-                different = distinct(*settings_and_models(valued))
-                rows.append(Compared(claim.id, piece, values, answer if valued else NO_RUNS, of, different, alike))
-    return rows
+    return [
+        _compared(claim.id, piece, runs) for claim in claims for piece in claim.evidence if isinstance(piece, OfRuns)
+    ]
+
+
+def _compared(claim: str, piece: OfRuns, runs: Sequence[Run]) -> Compared:
+    valued = piece.values_with_runs(runs)
+    if valued and is_number(valued[0][0]):
+        valued.sort(key=lambda each: each[0])
+    values = [value for value, _ in valued]
+    answer = NO_RUNS
+    if valued:
+        answer = AGREES if all(map(piece.agrees, values)) else DIFFERS
+    of = [" over ".join(os.path.relpath(run.folder) for run in several) for _, several in valued]
+    ways = Counter(tuple(dict.fromkeys(map(protocol.alike, several))) for _, several in valued)
+    # A sweep makes what the other side of a ratio needs as well.
+    alike = max(ways, key=lambda way: (all(each.startswith("study sweep") for each in way), ways[way]), default=())
+    return Compared(claim, piece, values, answer, of, distinct(*settings_and_models(valued)), alike)
 
 
 def shared(claims: Sequence[Claim], runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -98,20 +98,20 @@ def named(words: tuple[str, ...]) -> list[Found]:
     documents = {_document(each) for each in chosen}
     if pools:
         chosen = [each for pool in pools for each in POOLS[pool.lower()]() if not names or _document(each) in documents]
-    within = [each for each in (chosen if names or pools else claims()) if _kinds(each) >= {*kinds.values()}]
+    within = [each for each in (chosen if names or pools else claims()) if _kinds(each) >= {*kinds}]
     narrows = bool(names or kinds or pools)
     if narrows and not rest:
-        return within or _refuse_kinds([*kinds.values()], [*names, *pools])
+        return within or _refuse_kinds(kinds, [*names, *pools])
     if titled := _titled(" ".join(rest)):
         within = [each for each in within if _document(each) in titled]
-        return within or _refuse_kinds([*kinds.values()], sorted(titled))
+        return within or _refuse_kinds(kinds, sorted(titled))
     # --- other words, in what these leave
     found = _with(rest, within if narrows else _judged(), by_head=not narrows)
-    if not found and len(kinds) == 1 and not names and not pools and {*kinds.values()} <= {*TOPICS}:
+    if not found and len(kinds) == 1 and not names and not pools and {*kinds} <= {*TOPICS}:
         found = _with(tokens, claims(), by_head=True)  # a topic is a word of claims as well
     if not pools:
         told = [each for each in asides() if not names or each.document in documents]
-        found += _with(rest, [each for each in told if each.kinds >= {*kinds.values()}], by_head=False)
+        found += _with(rest, [each for each in told if each.kinds >= {*kinds}], by_head=False)
     return found or _refuse_unknown(words, by_name.keys())
 
 
@@ -156,9 +156,9 @@ def _tokens(words: Sequence[str]) -> list[str]:
     return [each for each in tokens if each.strip()]
 
 
-def _filters(tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The kinds among words, by what was typed for each, and the other words."""
-    kinds: dict[str, str] = {}
+def _filters(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The kinds among words, and the other words."""
+    kinds: list[str] = []
     others: list[str] = []
     place = 0
     while place < len(tokens):
@@ -170,7 +170,8 @@ def _filters(tokens: Sequence[str]) -> tuple[dict[str, str], list[str]]:
                 each.lower() not in FILTERS and _containing([each], _judged(), TEXT) for each in beside
             )
             if typed in FILTERS and not is_word:
-                kinds[typed] = FILTERS[typed]
+                if FILTERS[typed] not in kinds:
+                    kinds.append(FILTERS[typed])
                 place += several
                 break
         else:

@@ -35,7 +35,7 @@ def in_words(claims: Sequence[Claim]) -> str:
     """How many hold, of papers and of articles apart: most that do not hold are of articles."""
     said = []
     for source in ("papers", "articles"):
-        chosen = [claim for claim in claims if claim.document.startswith("S") == (source == "articles")]
+        chosen = [claim for claim in claims if source in claim.kinds]
         documents = number_of(len({claim.document for claim in chosen}), source)
         holds, not_, only_if, undecided = counts(chosen).values()
         posts = counts(claim for claim in chosen if claim.in_post)["holds"]
