@@ -250,13 +250,6 @@ def _outside(error: OomError, total: int) -> Iterator[Reason]:
         yield Reason("oom-other-process", PROOF, ", and ".join(said))
 
 
-def _whole(error: OomError, total: int) -> str:
-    """Return what a GPU would hold with what was asked for, in words, if that is far below its size; else nothing."""
-    if not error.allocated or error.needed > FAR_BELOW * total:
-        return ""
-    return f"{error.sum_of_tensors} of {binary_size(total, 4)}"
-
-
 def _unused(error: OomError, total: int) -> Iterator[Reason]:
     """Yield what speaks for memory that is reserved in pieces that are too small."""
     unused, least, share = error.unallocated, error.asked.low, UNUSED_SHARE * total
@@ -264,8 +257,8 @@ def _unused(error: OomError, total: int) -> Iterator[Reason]:
         points, reason = CLUE, "the unused part alone is larger than what was asked for"
         if unused >= MANY_TIMES * least:
             points = FIRST
-        if would_fit := _whole(error, total):
-            points, reason = FIRST, f"{would_fit}, and {reason}"
+        if error.allocated and error.needed <= FAR_BELOW * total:
+            points, reason = FIRST, f"{error.sum_of_tensors} of {binary_size(total, 4)}, and {reason}"
         yield Reason("oom-fragmentation", points, reason)
     elif unused and unused + (error.free or 0) >= error.asked.high:
         points = HINT if unused >= share else 1

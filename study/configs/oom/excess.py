@@ -67,17 +67,13 @@ def although_it_fits(error: OomError, training: KnownTraining, model: Transforme
             first = f" Try {IN_ONE_PIECE} first." if helps_in_one_piece(error, training) else ""
             return f", but {taken} are reserved by PyTorch and not used.{first}"
         case "outside":
-            return f", but {taken} are outside PyTorch: {_outside(error)}."
+            others = f"{error.told_others}, and the rest is of" if error.others else "other processes,"
+            return f", but {taken} are outside PyTorch: {others} NCCL, a CUDA context."
     copy = as_a_second_model(training, rest.taken_bytes)
     near = ", or ".join(_near(error, training, model, rest.taken_bytes))
     by = copy or f"{besides}something that was not given takes them, or differs"
     by += f"; about as much is taken by {near}" if near else ""
     return f", but this process had {taken} more in tensors: {by}."
-
-
-def _outside(error: OomError) -> str:
-    named = f"{error.told_others}, and the rest is of " if error.others else "other processes, "
-    return f"{named}NCCL, a CUDA context"
 
 
 def as_a_second_model(training: KnownTraining, excess_bytes: int) -> str:
