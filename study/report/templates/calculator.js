@@ -23,13 +23,14 @@ function offerSequences(model) {
 // What each arm needs that makes sense on so many GPUs, in the order of `study arms`. The table is in MB.
 function answers(arms, gpus, card) {
   const sizes = form.micro_batch.options.length;
+  const rows = form.micro_batch.selectedIndex;
   const needs = (name) => {
     const lines = arms[name][gpus][form.activations.selectedIndex];
     return (lines[form.accumulation.selectedIndex] ?? lines[0]).map((mb) => mb * 1e6);
   };
-  const most = (name) => reserved[name] * needs(name)[form.micro_batch.selectedIndex];
+  const most = (name) => reserved[name] * needs(name)[rows];
   return Object.keys(arms).filter((name) => gpus in arms[name]).map((name) => {
-    const peak = needs(name)[form.micro_batch.selectedIndex];
+    const peak = needs(name)[rows];
     const [host = 0, disk = 0] = needs(name).slice(sizes);
     const kept = name.replace(/_cpu|_nvme/, ""); // what offloads reserves no more than the same arm without
     const bound = gpus in (arms[kept] ?? {}) ? Math.min(most(name), most(kept)) : most(name);
@@ -39,9 +40,8 @@ function answers(arms, gpus, card) {
 
 // The first that fits: without a disk if it can be, with room rather than only just, without offloading, and surely.
 function simplest(found) {
-  return found.filter((each) => each.fits !== "no").sort((a, b) => (
-    (a.disk > 0) - (b.disk > 0) || (a.fits === "just") - (b.fits === "just") || (a.host > 0) - (b.host > 0)
-    || (a.fits === "perhaps") - (b.fits === "perhaps")))[0];
+  const cost = ({ disk, fits, host }) => 8 * (disk > 0) + 4 * (fits === "just") + 2 * (host > 0) + (fits === "perhaps");
+  return found.filter((each) => each.fits !== "no").sort((a, b) => cost(a) - cost(b))[0];
 }
 
 function sentence(found, machine, card) {
