@@ -170,6 +170,11 @@ def list_claims(chosen: Sequence[Found]) -> None:
         if text.findings and [*text.claim] == chosen:
             times = number_of(len(text.findings), "times")
             say_wrapped("", f"It contradicts itself {times}: study claims {text.document} contradictions.")
+        if text.checked and [*text.claim] == chosen:
+            agree = [each for several in text.checked for each in several.agree]
+            say_wrapped(
+                f"Of {len(agree)} of its numbers that follow from others {sum(agree)} agree: reports/answers/claims.md."
+            )
     say("", "study claims ID shows one with its quote and its evidence.")
 
 

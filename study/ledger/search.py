@@ -58,7 +58,10 @@ LETTER = r"[^\W\d_]"
 # "1-2" is not 12.
 BETWEEN = re.compile(rf"(?<={LETTER})[ -]+|[ -]+(?={LETTER})|(?<=[^\W_])(?={LETTER})")
 # The ending that the last word loses. What is left finds all that begin so, if it is long: activ finds activations.
-ENDING = re.compile(r"(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$", re.IGNORECASE)
+ENDING = re.compile(
+    r"(?<=[a-z]{3}i[sz])(?:e[ds]?|ing|ations?)$|(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$",
+    re.IGNORECASE,
+)
 BEGINNING = re.compile(rf"{LETTER}{{3}}$")
 WORDS_OF_A_TITLE = 3  # with fewer it is another: "trillion parameter" is of claims, and of the title of one paper
 TEXT = ("head", "text", "about")  # of `fields_of`: what a claim says, without its evidence
