@@ -59,7 +59,7 @@ LETTER = r"[^\W\d_]"
 BETWEEN = re.compile(rf"(?<={LETTER})[ -]+|[ -]+(?={LETTER})|(?<=[^\W_])(?={LETTER})")
 # The ending that the last word loses. What is left finds all that begin so, if it is long: activ finds activations.
 ENDING = re.compile(
-    r"(?<=[a-z]{3}i[sz])(?:e[ds]?|ing|ations?)$|(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$",
+    r"(?<=[a-z]{3}iz)(?:e[ds]?|ing|ations?)$|(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$",
     re.IGNORECASE,
 )
 BEGINNING = re.compile(rf"{LETTER}{{3}}$")

@@ -733,6 +733,10 @@ def test_words_are_searched_as_words_and_in_quotes_as_a_phrase():
         ("P1-42", 1 - 3.8 / 4, "3.8 times less on 64"),
         ("P1-44", 1 - 0.82, "82 %"),
         ("S000-06", 1 - 39.2 / 45, "39.2"),
+        ("P1-25", 80.5 / 60 - 1, "80.5 GB"),
+        ("P1-28", 67.1 / 33 - 1, "67.1 GB"),
+        ("S000-20", 1 - 3.1 / 4, "3.1 (virtual)"),
+        ("S001-08", 1 - 15.2 / 38, "15.2"),
         ("P5-03", 55 / 48 - 1, "from 7 hosts"),
         ("P5-03", 47 / 40 - 1, ""),  # with 6 hosts, which the condition leaves out
     ],
