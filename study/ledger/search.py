@@ -94,7 +94,8 @@ def named(words: tuple[str, ...]) -> list[Found]:
     pools = [each for each in others if each.lower() in POOLS]
     names = [each for each in others if each.lower() in by_name]
     rest = [each for each in others if each not in {*pools, *names, *missing(words)}]
-    if rest or not (names or kinds or pools):
+    narrows = bool(names or kinds or pools)
+    if rest or not narrows:
         _refuse_nearly_a_verdict(" ".join(tokens).lower().split())
     # --- ids, documents and kinds
     chosen: list[Found] = [each for name in names for each in by_name[name.lower()]]
@@ -102,7 +103,6 @@ def named(words: tuple[str, ...]) -> list[Found]:
     if pools:
         chosen = [each for pool in pools for each in POOLS[pool.lower()]() if not names or _document(each) in documents]
     within = [each for each in (chosen if names or pools else claims()) if _kinds(each) >= {*kinds.values()}]
-    narrows = bool(names or kinds or pools)
     if narrows and not rest:
         return within or _refuse_kinds([*kinds.values()], [*names, *pools])
     if titled := _titled(" ".join(rest)):
