@@ -169,6 +169,9 @@ def test_the_verdicts_and_their_counts():
     assert "The English bodies of the papers P2, P3 and P4 were not read, so" in page
     assert "Three papers' English bodies were not read." in README
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
+    assert "| A third of the papers' claims hold and a ninth of the articles'." in README
+    assert len(others) / (total - of_articles) == pytest.approx(1 / 3, abs=0.03)
+    assert len(held) / of_articles == pytest.approx(1 / 9, abs=0.02)
     decided = [claim for claim in texts.claims() if claim.certainty]
     sure = Counter(claim.certainty for claim in decided)
     low = sure["low"] + sure["very low"]
@@ -178,6 +181,34 @@ def test_the_verdicts_and_their_counts():
     assert f"{len(without)} rest on no real run of ours" in page
     records = len(runs.load(KEPT / "runs"))
     assert f"From {records} runs" in (KEPT / "README.md").read_text()
+
+
+def digits(values, number: int) -> str:
+    return ", ".join(f"{float(f'{each:.{number}g}'):,.12g}" for each in values)
+
+
+def test_the_numbers_that_follow_from_others_are_computed_again():
+    """57 arithmetic sentences were not judged, and that class gave two of the three claims of papers that fail."""
+    section = page_of("claims").partition("\n## Arithmetic sentences checked\n")[2].partition("\n## ")[0]
+    checked = [(text.document, each) for text in texts.texts() for each in text.checked]
+    rows = {
+        f"{document}, {each.where}": [
+            f"{digits(each.says, 5)} {each.unit}".rstrip(),
+            digits(each.computed, 4),
+            "yes" if all(each.agree) else f"no: {each.note}",
+        ]
+        for document, each in checked
+    }
+    assert {name: row for name, row in rows_of(section).items() if re.match(r"P\d, ", name)} == rows
+    assert len(rows) == len(checked)
+    assert [each.where for _, each in checked if all(each.agree) == bool(each.note)] == []
+    agree = [one for _, each in checked for one in each.agree]
+    tables = [each for document, each in checked if document == "P1" and re.match("table [12]", each.where)]
+    off = [abs(now / said - 1) for each in tables for now, said in zip(each.computed, each.says, strict=True)]
+    said = f"Of {len(agree)} numbers of papers that follow from their other numbers {sum(agree)} agree, within "
+    said += f"{100 * texts.NEAR:.0f} %: the {len(off)} of tables 1 and 2 of P1 within 3 %."
+    assert said in section
+    assert max(off) <= 0.03
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,7 @@ WORDS = (
         "DeepSpeed 0.19.8",
     ),
     *("activ", "activation", "activations", "checkpoint", "offload", "offloading", "batches", "quantiz"),
+    *("quantize", "quantization", "checkpoints", "8-bit", "Table 1", "trillion", "optimization"),
 )
 
 
