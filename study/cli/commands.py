@@ -160,8 +160,8 @@ def _answer(name: str, options: list[str]) -> object:
         if as_json and command.__annotations__["return"]:  # the others have no such option
             options = [word for word in options if word != "--json"]
         # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
-        with saying_size_of_gpu(options):
-            answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
+        answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
+    say_size_of_gpu(options)
     if as_json:
         say(json.dumps(answer, indent=1, default=str))
     return answer
@@ -198,11 +198,9 @@ def say_repeated(options: list[str]) -> None:
             say_aside(f"{word} is given more than once: the last counts")
 
 
-@contextlib.contextmanager
-def saying_size_of_gpu(options: list[str]) -> Iterator[None]:
+def say_size_of_gpu(options: list[str]) -> None:
     """Say below an answer which GPU a name was taken as, if it is sold in several sizes and nobody gives one."""
     words = [part for word in itertools.takewhile("--".__ne__, options) for part in word.split("=", 1)]
-    yield  # a mistake is one sentence: of that nothing is said
     if "--gpu" in words and "--gpu-memory" not in words:
         from study.core.gpus import taken
 

@@ -200,7 +200,7 @@ def estimate(
     notes += answer.shape_note(ours.model, model.params)
     show_needs(needs, notes, estimates.of_states(states, parameters, precision))
     if details:
-        assumed = accuracy.of_model_and_gpu(ours.model, needs.on_gpu.gpu if needs.on_gpu else None)
+        assumed = accuracy.of_model_and_gpu(ours.model, needs.gpu)
         say("", "Predicted for:")
         say_wrapped(*assumed, indent="  ", first="- ")
         say_wrapped("", *(accuracy.accuracy() if needs.step else accuracy.accuracy_of_memory()), indent="  ")
@@ -244,8 +244,7 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
     if config.endswith(".json"):
         if settings["arm"] is None:
             raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
-        read = {name: settings[name] for name in ("arm", "homes")}
-        read["deepspeed"] = settings["deepspeed"]
+        read = {name: settings[name] for name in ("arm", "homes", "deepspeed")}
     for flags, names in (
         (training, ("gpus", "precision", "optimizer")),
         (passes, ("micro_batch", "accumulation", "checkpointing")),
@@ -273,5 +272,5 @@ def in_json(needs: estimates.Needs) -> dict:
         "kinds": asdict(needs.kinds) if needs.kinds else None,
         "inside_nodes": needs.inside_nodes,
         "step": asdict(needs.step) if needs.step else None,
-        "fits": needs.on_gpu.fits if needs.on_gpu else None,
+        "fits": needs.fits,
     }

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from study.core.gpus import num_gpus
 from study.core.shapes import is_local
 from study.core.text import number_of, say, say_wrapped, show
 from study.known.findings import with_id
+from study.records.groups import grouped
 from study.sweeps import launches
 
 # Where an arm keeps something, by the word that DeepSpeed's config has for the offloading.
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
+COLUMNS = ("stage", "optimizer states", "weights", "here")
 
 
 def arms(names: tuple[str, ...] = (), /) -> list[dict]:
@@ -82,21 +85,14 @@ def _kind(row: dict) -> str:
 
 def _show_table(rows: list[dict]) -> None:
     """Print what the files of arms say, then of variants, and below each reason why some cannot run here, once."""
-    tables: dict[str, list[dict]] = {}
-    for row in rows:
-        kind = _kind(row)
-        shown = {kind: row["arm"]} | {name: row[name] for name in ("stage", "optimizer states", "weights")}
-        tables.setdefault(kind, []).append(shown | {"here": row["here"].partition(":")[0]})
-    for table in tables.values():
-        show(table)
+    for kind, alike in grouped(rows, _kind).items():
+        shown = [{kind: row["arm"]} | {name: row[name] for name in COLUMNS} for row in alike]
+        show([row | {"here": row["here"].partition(":")[0]} for row in shown])
         say("")
-    alike: dict[str, list[str]] = {}
-    for row in rows:
-        alike.setdefault(row["here"], []).append(row["arm"])
-    alike.pop("yes", None)
-    for here, names in alike.items():
-        who = "all" if len(names) == len(rows) > 1 else ", ".join(names)
-        say_wrapped(f"{who}: {here}", indent="    ")
+    for here, alike in grouped(rows, itemgetter("here")).items():
+        if here != "yes":
+            who = "all" if len(alike) == len(rows) > 1 else ", ".join(row["arm"] for row in alike)
+            say_wrapped(f"{who}: {here}", indent="    ")
 
 
 def _row(name: str, gpus: int) -> dict[str, Any]:

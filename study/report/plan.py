@@ -158,14 +158,9 @@ def _steps(cell: Cell) -> int:
     return (cell.value("steps") or 0) + MORE_STEPS
 
 
-def side_by_side(cell: Cell, gpus: int) -> bool:
-    """Return whether a cell leaves cards of this machine to others."""
-    return cell.ranks == 1 and gpus > 1
-
-
 def lanes(planned: Sequence[Planned], gpus: int, host_bytes: float) -> int:
     """Return how many cells for one GPU may run side by side: as many as cards, if the host holds their states."""
-    alone = [each for each in planned if side_by_side(each.cell, gpus) and not each.left]
+    alone = [each for each in planned if each.cell.ranks == 1 and not each.left]
     largest_bytes = max((each.predicted.whole.host_bytes for each in alone if each.predicted), default=0)
     at_once = int(host_bytes // largest_bytes) if largest_bytes else gpus
     return max(1, min(gpus, len(alone), at_once))
@@ -178,7 +173,7 @@ def _ending(planned: list[Planned], at_once: int) -> Iterator[Planned]:
         if each.left:
             yield replace(each, ends_s=max(free_s))
             continue
-        if each.ranks == 1 and each.cell.ranks == 1 and at_once > 1:
+        if each.cell.ranks == 1 and at_once > 1:
             lane = free_s.index(min(free_s))
             free_s[lane] += each.seconds
             yield replace(each, ends_s=free_s[lane])

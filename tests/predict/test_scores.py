@@ -30,7 +30,7 @@ from study.predict.pace import pace
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
 from study.predict.training import Batch, Training
-from study.report.accuracy import accuracy, in_a_line
+from study.report.accuracy import accuracy, accuracy_of_memory, in_a_line
 from tests.conftest import ROOT, table
 
 
@@ -109,7 +109,7 @@ def test_the_outside_check_is_printed_first_as_its_page_has_it():
     page = " ".join((ROOT / "reports/answers/fit.md").read_text().split())
     steps, *limits, peaks, published = accuracy()
     one = limits[0]
-    assert accuracy([]) == [peaks, published], "without a step nothing is said of seconds"
+    assert accuracy_of_memory() == [peaks, published], "without a step nothing is said of seconds"
     assert all("published" in line for line in (one, published))
     for line in limits:
         limit, off, near = re.search(r"(where .*): .* most (\d+)% off, (\d+)% of all", line).groups()
