@@ -56,7 +56,7 @@ def explain(
             count_kinds(rows)
         return rows
     answers: list[dict] = []
-    for id in asked(ids):
+    for id in terms(ids):
         row = word(id)
         of_id = by_key().get(key(id))
         of_key = keys().get(key(id))
@@ -79,8 +79,8 @@ def explain(
     return answers
 
 
-def asked(ids: tuple[str, ...]) -> list[str]:
-    """Return what is asked for: words that together have a meaning, such as `optimizer states`, are one.
+def terms(ids: tuple[str, ...]) -> list[str]:
+    """Return the terms to explain: words that together have a meaning, such as `optimizer states`, are one.
 
     Of a question, such as `why is stage 2 smaller than stage 1`, what is known is asked for: both stages.
     """

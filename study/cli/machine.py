@@ -41,7 +41,10 @@ def arms(names: tuple[str, ...] = (), /) -> list[dict]:
             here = [row["here"] == "yes" for row in rows if _kind(row) == kind]
             counts += [f"{sum(here)} of {number_of(len(here), f'{kind}s')}"] if here else []
         say(f"{' and '.join(counts)} can run on this machine.", "")
-    _show_arms(rows)
+    for row in rows:
+        if "mistakes" in row:
+            _tell_mistakes(row["arm"], row["mistakes"])
+    _show_table([row for row in rows if "mistakes" not in row])
     if is_of_study:
         say("")
         for name, path in all_paths().items():
@@ -54,18 +57,6 @@ def arms(names: tuple[str, ...] = (), /) -> list[dict]:
             f"accelerate_configs/variants/: {', '.join(variants)}.",
         )
     return rows
-
-
-def _show_arms(rows: list[dict]) -> None:
-    """Print the mistakes of files that cannot be arms, then what the others say."""
-    fine = []
-    for row in rows:
-        if "mistakes" in row:
-            _tell_mistakes(row["arm"], row["mistakes"])
-        else:
-            fine.append(row)
-    if fine:
-        _show_table(fine)
 
 
 def _tell_mistakes(name: str, mistakes: list[str]) -> None:

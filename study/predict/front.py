@@ -11,6 +11,7 @@ from study.predict.advise import (
     ORDER,
     SHARING,
     Advice,
+    Fits,
     Row,
     advise,
     fewest,

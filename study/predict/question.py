@@ -27,7 +27,7 @@ from study.predict.training import Batch, Quantized, Recomputation, Training
 
 GPUS_AT_MOST = 2**16  # more is a typing error
 USUAL_GPUS = 8  # those of most nodes
-ANY_GPU = "H100"  # where no number depends on the kind: its nodes are as most
+ANY_GPU = "H100-80GB"  # where no number depends on the kind: its nodes are as most
 
 
 # --- what a user says -------------------------------------------------------------------------------------------------

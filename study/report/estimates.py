@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.gpus import GPUS, Gpu, gpu_named
+from study.core.gpus import GPUS, Gpu
 from study.core.recipes import RECIPES
 from study.core.text import binary_size, count, number_of, rounded, size
 from study.known.findings import finding
@@ -14,6 +14,7 @@ from study.predict.front import (
     ANY_GPU,
     HOST_PROCESS_BYTES,
     Estimate,
+    Fits,
     Hardware,
     MemoryKinds,
     Prediction,
@@ -40,7 +41,7 @@ class Needs:
     training: Training
     estimate: Estimate
     kinds: MemoryKinds | None  # of a card that is large enough. None: of a rank without a GPU
-    fits: Literal["yes", "only just", "no"] | None  # None: nobody said which kind of GPU, or it trains on CPUs
+    fits: Fits | None  # None: nobody said which kind of GPU, or it trains on CPUs
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
     machine: Hardware | None
     inside_nodes: dict[str, int]  # of the traffic, between ranks of one node, if there are several nodes
@@ -70,7 +71,7 @@ class Needs:
                 raise Stop(f"the time of {arm.name} depends on the disk", remedy)
             fits = fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver)
         step = prediction.step(machine) if machine else None
-        nodes = machine or (Hardware(gpu=GPUS[gpu_named(ANY_GPU)], gpus_per_node=per_node) if per_node else None)
+        nodes = machine or (Hardware(gpu=GPUS[ANY_GPU], gpus_per_node=per_node) if per_node else None)
         inside = prediction.inside_nodes(nodes) if nodes else {}
         needs = prediction.memory
         if training.placement.ranks == 1:  # records count collectives that libraries call there too, and send nothing
@@ -97,17 +98,18 @@ def in_words(needs: Needs) -> list[str]:
     ranks = needs.training.placement.ranks
     # Cards, `study advise` and PyTorch's errors mean GiB.
     peak = f"{size(whole.peak_bytes)} ({binary_size(whole.peak_bytes)})"
-    text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted"
-    if gpu is None or needs.kinds is None or needs.fits is None:
-        return [f"{text}.", *_cast(needs), _taken(needs)]
-    reserve = size(reserve_bytes(gpu))
-    card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
-    text = f"{text}. {FITS[needs.fits].format(card)}"
-    # What nvidia-smi shows of a training that does not fit is the whole card.
-    if needs.kinds.driver and needs.fits != "no":
-        text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
-    just = [only_just(gpu, whole.peak_bytes, needs.kinds.driver)] if needs.fits == "only just" else []
-    return [text, *just, *_cast(needs), _taken(needs)]
+    text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted."
+    lines = []
+    if gpu and needs.kinds and needs.fits:
+        reserve = size(reserve_bytes(gpu))
+        card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
+        text += f" {FITS[needs.fits].format(card)}"
+        # What nvidia-smi shows of a training that does not fit is the whole card.
+        if needs.kinds.driver and needs.fits != "no":
+            text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
+        if needs.fits == "only just":
+            lines.append(only_just(gpu, whole.peak_bytes, needs.kinds.driver))
+    return [text, *lines, *_cast(needs), _taken(needs)]
 
 
 def _taken(needs: Needs) -> str:

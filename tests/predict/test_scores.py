@@ -160,7 +160,8 @@ def test_each_constant_that_is_fitted_has_an_entry():
 
 def test_a_source_of_many_rows_has_one_vote():
     many = {"large": [1.0] * 99} | {f"small {number}": [1.5 + number / 10] for number in range(8)}
-    assert fit.ends_of(many.values(), 0.8) == (1.0, 2.2)
+    overs, votes, _ = fit.in_order(many.values())
+    assert fit.middle(overs, votes, 0.8) == (1.0, 2.2)
     assert fit.held(many, (0.9, 1.1)) == pytest.approx(1 / 9)
 
 
