@@ -278,7 +278,7 @@ def test_a_row_that_is_not_predicted_says_why(changes, why):
     row = published.filled(PublishedRow, USUAL | changes)
     answer = of_row(row)
     assert not any(each.ours for each in answer.values())
-    assert why in scores.told(row, [number(row, quantity, each) for quantity, each in answer.items()])
+    assert why in scores.in_words(row, [number(row, quantity, each) for quantity, each in answer.items()])
 
 
 @pytest.mark.parametrize("stage", ['{"zero_optimization": {"stage": 3}}', '{"stage": "3"}', '{"stage": 3}'])
