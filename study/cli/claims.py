@@ -281,8 +281,13 @@ def row_of(row: comparison.Compared, theirs: str = "yours") -> dict:
     if has_range and row.values and is_number(row.values[0]):  # a median would hide the one that differs
         least, most = in_full(row.values[0]), in_full(row.values[-1])
         of_runs = least if least == most else f"{least} to {most}"
-    numbers = {"committed": kept, theirs: of_runs}
-    return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
+    return {
+        "claim": row.claim,
+        "evidence": row.evidence.what,
+        "committed": kept,
+        theirs: of_runs,
+        "answer": row.answer,
+    }
 
 
 def say_runs(rows: Sequence[comparison.Compared]) -> None:

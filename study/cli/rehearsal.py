@@ -39,10 +39,6 @@ class Machines:
     gpus_per_node: int | None = None
     """Ranks on one machine. Default: as the launcher or the config says, otherwise 8."""
 
-    def __post_init__(self) -> None:
-        if self.ranks is not None:
-            refuse_beyond("--ranks", self.ranks, MOST_RANKS)
-
     def among(self, *groups: Group) -> tuple[int, int]:
         """Return the ranks, and those of a machine: as asked, or as the first of these groups that says it."""
         known = [Group(self.ranks, self.gpus_per_node), *groups, Group(RANKS, RANKS)]
@@ -69,8 +65,7 @@ class HowFar:
 
     def __post_init__(self) -> None:
         refuse_beyond("--steps", self.steps, 1000)
-        if self.tokens is not None:
-            refuse_beyond("--tokens", self.tokens, 10_000_000)
+        refuse_beyond("--tokens", self.tokens, 10_000_000)
         refuse_beyond("--timeout", self.timeout, 86400)
 
 
