@@ -15,8 +15,7 @@ from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during, one_by_one, say_aside, say_wrapped
 from study.records import store
 from study.rehearsal import alternatives
-from study.rehearsal.group import Group, group_of_config
-from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched, misplaced
+from study.rehearsal.launchers import LAUNCHERS, Group, StartedScript, group_of_config, launched, misplaced
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.scripts import found
 from study.rehearsal.start import parts_from_rank_1, ran, tried

@@ -64,7 +64,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         values |= {"ranks": dist.get_world_size(), "backend": dist.get_backend()}
     if CUDA:
         values["tf32"] = torch.backends.cuda.matmul.allow_tf32
-    if hasattr(model, "zero_optimization_stage"):
+    if roles.is_engine(model):
         values |= _engine(model, zero_optimizer(optimizer))
     elif roles.fsdp_version(model) == 2:
         sharding = roles.describe_fsdp(model)

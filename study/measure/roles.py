@@ -44,6 +44,11 @@ def zero_optimizer(optimizer):
     return None
 
 
+def is_engine(model) -> bool:
+    """Return whether a model is a DeepSpeed engine, which has an optimizer of its own."""
+    return hasattr(model, "zero_optimization_stage")
+
+
 def plain_model(model) -> torch.nn.Module:
     """Return the model inside the wrappers of DDP, DeepSpeed and torch.compile."""
     # Accelerate's `unwrap_model` does the same, but imports DeepSpeed even for arms without it.

@@ -35,8 +35,7 @@ def accelerate_launchers(rehearsal: Rehearsal, module) -> None:
 
 
 def accelerate_plugins(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:
-        module.is_cuda_available = lambda: True
+    module.is_cuda_available = lambda: True
 
 
 def accelerator(rehearsal: Rehearsal, module) -> None:
@@ -61,8 +60,7 @@ def accelerator(rehearsal: Rehearsal, module) -> None:
 
 
 def transformers_checks(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:
-        module.is_torch_bf16_gpu_available = lambda: True
+    module.is_torch_bf16_gpu_available = lambda: True
 
 
 def transformers_models(rehearsal: Rehearsal, module) -> None:
@@ -114,8 +112,7 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
                 return built_in
             raise missing("config", str(name), why(error)) from None
 
-    if not rehearsal.request.real:
-        module.AutoConfig.from_pretrained = classmethod(from_pretrained)
+    module.AutoConfig.from_pretrained = classmethod(from_pretrained)
 
 
 def transformers_tokenizers(rehearsal: Rehearsal, module, name: str = "AutoTokenizer") -> None:
@@ -161,13 +158,12 @@ def transformers_generation(rehearsal: Rehearsal, module) -> None:
         with _disable_current_modes():
             return functional.pad(rows, (0, more), value=word)
 
-    if not rehearsal.request.real:
-        module.GenerationMixin.generate = generate
+    module.GenerationMixin.generate = generate
 
 
 def transformers_deepspeed(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:  # it gathers each weight to give it its first values: minutes of a large model
-        module.initialize_weights_zero3 = lambda _: None
+    # It gathers each weight to give it its first values: minutes of a large model.
+    module.initialize_weights_zero3 = lambda _: None
 
 
 def trainer(rehearsal: Rehearsal, module) -> None:
@@ -271,8 +267,7 @@ def from_config(cls, name, config, options: dict):
 
 
 def timm_weights(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:
-        module.load_pretrained = lambda *_, **__: None
+    module.load_pretrained = lambda *_, **__: None
 
 
 def watch(rehearsal: Rehearsal, module) -> None:
@@ -285,19 +280,21 @@ PATCHES: dict[str, Patch] = {
     "huggingface_hub._snapshot_download": hub_files,
     "accelerate.accelerator": accelerator,
     "accelerate.launchers": accelerate_launchers,
-    "accelerate.utils.dataclasses": accelerate_plugins,
     "transformers.modeling_utils": transformers_models,
-    "transformers.generation.utils": transformers_generation,
-    "transformers.models.auto.configuration_auto": transformers_configs,
     "transformers.models.auto.processing_auto": transformers_processors,
     "transformers.models.auto.tokenization_auto": transformers_tokenizers,
-    "transformers.integrations.deepspeed": transformers_deepspeed,
     "transformers.trainer": trainer,
     "transformers.trainer_callback": trainer_callbacks,
-    "transformers.utils.import_utils": transformers_checks,
     "peft.peft_model": peft_model,
     "safetensors.torch": safetensors,
     "study.watch.session": watch,
-    "timm.models._builder": timm_weights,
     "trl.kernels.chunked_logprob": trl_kernels,
+}
+WITHOUT_VALUES: dict[str, Patch] = {  # beside them, unless values are real
+    "accelerate.utils.dataclasses": accelerate_plugins,
+    "transformers.generation.utils": transformers_generation,
+    "transformers.models.auto.configuration_auto": transformers_configs,
+    "transformers.integrations.deepspeed": transformers_deepspeed,
+    "transformers.utils.import_utils": transformers_checks,
+    "timm.models._builder": timm_weights,
 }

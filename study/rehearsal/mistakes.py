@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import RandomSampler, SequentialSampler
 
+from study.measure.roles import is_engine
 from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch.loop import WatchedLoop
@@ -151,7 +152,7 @@ class Mistakes:
             what = "Expected to have finished reduction in the prior iteration before starting a new one"
             names = ", ".join(watched.without_gradient)
             raise RuntimeError(f"{what}: DDP waits for gradients of {names}, which get none")
-        if not hasattr(model, "zero_optimization_stage"):
+        if not is_engine(model):
             optimizers = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
             updated = {
                 id(tensor)

@@ -9,9 +9,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from study.core.arms import Arm
+from study.core.arms import PACKAGE, Arm
 from study.core.errors import FULL_INSTALL, Stop
 from study.core.gpus import GPUS
+from study.core.machine import packages_first
 from study.core.text import TICK_S, during, say_aside
 from study.records import store
 from study.rehearsal.alternatives import check_is, under
@@ -65,8 +66,7 @@ def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
     log = folder / "log.txt"
     log.touch()
     # The folder of this package, which may be a checkout that is not installed.
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    code = run_apart(folder, log, os.environ | {"PYTHONPATH": path}, timeout_s)
+    code = run_apart(folder, log, os.environ | packages_first(PACKAGE.parent), timeout_s)
     remove_made(folder)
     output = log.read_text(errors="replace")[-20_000:]
     last = (output.strip().splitlines() or ["it printed nothing"])[-1]

@@ -20,7 +20,8 @@ from study.rehearsal.user_code import NoValue, Script
 
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne}
-CHECKED = {aten.embedding.default, aten.nll_loss_forward.default}
+# Operations that take indices, with the dimension of their first argument that limits them, and what it counts.
+INDEXED = {aten.embedding.default: (0, "rows of an embedding"), aten.nll_loss_forward.default: (-1, "classes")}
 READS = {aten._local_scalar_dense.default, aten.nonzero.default}
 MASKED = {aten.index.Tensor, aten.masked_select.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
@@ -120,13 +121,13 @@ class Values(TorchDispatchMode):
 
 def check_range(function, args) -> None:
     """Raise IndexError for what ends a kernel of a GPU: a token or a label that a model has no row or class for."""
-    if function not in CHECKED:
+    if function not in INDEXED:
         return
-    limit, indices = (args[0].shape[0], args[1]) if function is aten.embedding.default else (args[0].shape[-1], args[1])
-    if isinstance(args[0], FakeTensor) and not isinstance(indices, FakeTensor) and indices.numel():
-        largest = int(indices.max())
+    dimension, what = INDEXED[function]
+    limited, indices = args[:2]
+    if isinstance(limited, FakeTensor) and not isinstance(indices, FakeTensor) and indices.numel():
+        largest, limit = int(indices.max()), limited.shape[dimension]
         if largest >= limit:
-            what = "rows of an embedding" if function is aten.embedding.default else "classes"
             raise IndexError(f"index {largest} is out of range: the model has {limit} {what}")
 
 
@@ -179,7 +180,7 @@ class OnOneDevice(TorchFunctionMode):
             kwargs = kwargs | {"device": on_cpu(kwargs["device"])}
         if name == "to" and len(args) > 1:
             args = (args[0], *map(on_cpu, args[1:]))
-        if name == "pin_memory" or name == "record_stream":
+        if name in ("pin_memory", "record_stream"):
             return args[0]
         return function(*args, **kwargs)
 

@@ -45,11 +45,6 @@ SCHEDULES = [
 NAMES = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
 
 
-def is_engine(model) -> bool:
-    """Return whether a model is a DeepSpeed engine, which has an optimizer of its own."""
-    return hasattr(model, "zero_optimization_stage")
-
-
 def guarded(hook: Callable) -> Callable:
     """A mistake of this hook ends the watch, and not the training."""
 
@@ -88,7 +83,7 @@ class WatchedLoop:
     def __post_init__(self) -> None:
         self._watched = self.record.watched
         self._inner = roles.inner_optimizer(self.optimizer)
-        self._is_engine = is_engine(self.model)
+        self._is_engine = roles.is_engine(self.model)
         is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
         self._shared = {id(tensor) for group in self._inner.param_groups for tensor in group["params"]}
         self._trained = [tensor for tensor in self.model.parameters() if tensor.requires_grad and is_plain]
