@@ -17,7 +17,7 @@ from study.records import store
 from study.rehearsal import alternatives
 from study.rehearsal.launchers import LAUNCHERS, Group, StartedScript, group_of_config, launched, misplaced
 from study.rehearsal.request import Failure, Request
-from study.rehearsal.scripts import found
+from study.rehearsal.scripts import locate
 from study.rehearsal.start import parts_from_rank_1, ran, tried
 
 RANKS = 8  # of a group, and of a machine, if nobody says it
@@ -148,7 +148,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
 def request_of(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:
     """Return the request for a rehearsal. Raise Stop if the words make none."""
     launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
-    path, module = found(launch.script)
+    path, module = locate(launch.script)
     if script in LAUNCHERS:
         for name in misplaced(launch.words, path.read_text(errors="replace")):
             say_aside(f"{name} went to {path.name}, which does not name it. For study virtual write it before {script}")

@@ -70,22 +70,20 @@ class Script:
 
     def place(self) -> str | None:
         """Return the line of the script that runs now. None if no frame is the script's."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self.owns(frame.f_code.co_filename):
-            frame = frame.f_back
-        return f"{Path(frame.f_code.co_filename).relative_to(self.folder)}:{frame.f_lineno}" if frame else None
+        for frame, line in traceback.walk_stack(sys._getframe(1)):
+            if self.owns(frame.f_code.co_filename):
+                return f"{Path(frame.f_code.co_filename).relative_to(self.folder)}:{line}"
+        return None
 
     def reader(self) -> FrameType | None:
         """Return the frame of the script that asks for a value. None if a library does."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(1)):
             file = frame.f_code.co_filename
             if self.owns(file):
                 return frame
             inside_torch = "/torch/" in file or "/study/" in file or file.startswith("<")
             if not inside_torch:
-                return None
-            frame = frame.f_back
+                break
         return None
 
     def named_value(self) -> float | None:

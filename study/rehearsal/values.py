@@ -5,6 +5,7 @@ An operation with one argument without values gives a result without values; one
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -218,32 +219,28 @@ class Shapes:
         values.shapes = self
         self._inside = False
 
+    def only(self) -> AbstractContextManager[None]:
+        """Within it new tensors have no values."""
+        return self._entered(True)
+
+    def not_only(self) -> AbstractContextManager[None]:
+        """Within `only`: new tensors have values again, such as an optimizer's count of its steps."""
+        return self._entered(False)
+
     @contextlib.contextmanager
-    def only(self) -> Iterator[None]:
-        if self._inside or self.real:
+    def _entered(self, inside: bool) -> Iterator[None]:
+        if self.real or self._inside == inside:
             yield
             return
-        self._inside = True
+        self._inside = inside
+        mode = self.mode if inside else contextlib.nullcontext()
         try:
             # The watch counts what this mode makes, so it is above it. Its own __enter__ begins a count. The same modes
             # below would see each operation a second time.
-            with _disable_current_modes(), self.mode, self.values, _Again(self.watch):
+            with _disable_current_modes(), mode, self.values, _Again(self.watch):
                 yield
         finally:
-            self._inside = False
-
-    @contextlib.contextmanager
-    def not_only(self) -> Iterator[None]:
-        """Within `only`: new tensors have values again, such as an optimizer's count of its steps."""
-        if not self._inside:
-            yield
-            return
-        self._inside = False
-        try:
-            with _disable_current_modes(), self.values, _Again(self.watch):
-                yield
-        finally:
-            self._inside = True
+            self._inside = not inside
 
     def wrap(self, function: Callable) -> Callable:
         """Return a function in which new tensors have no values."""

@@ -10,7 +10,7 @@ from study.core.text import number_of
 from study.known.findings import Finding, ordered
 from study.records import collectives, store
 from study.records.schema import Record
-from study.watch import course, hangs, trends
+from study.watch import dynamics, hangs, trends
 from study.watch.diagnosis import judge
 
 
@@ -62,7 +62,7 @@ def _of_record(record: Record, file: Path) -> About:
     status = record.status.replace("running", "unfinished")
     findings, not_known = judge(record)
     steps = trends.load(file.parent)
-    of_steps = course.findings(steps, is_over=record.status == "done")
+    of_steps = dynamics.findings(steps, is_over=record.status == "done")
     return About(
         run=record.run_id,
         how=f"{arm}{ranks}{kind}, {status}",

@@ -14,7 +14,7 @@ from study.core.gpus import GPUS, num_gpus
 from study.records import store
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import PROGRESS, Answer, Request
-from study.rehearsal.scripts import found
+from study.rehearsal.scripts import locate
 from study.rehearsal.start import ProgressOfSteps, ran
 from study.watch.about import about
 from tests.conftest import python
@@ -859,11 +859,11 @@ def test_a_module_or_a_program_is_a_script(tmp_path):
     done = study("virtual", "torchrun", "--nproc-per-node=2", "-m", "own.train", folder=tmp_path)
     assert done.stdout.startswith("Rank 0 of 2, run alone"), done.stdout + done.stderr
     with pytest.raises(Stop, match="is no program in Python"):
-        found("bash")
+        locate("bash")
     with pytest.raises(Stop, match="give the launch command in it"):
-        found("run.sh")
+        locate("run.sh")
     with pytest.raises(Stop, match="there is no script nosuch"):
-        found("nosuch")
+        locate("nosuch")
 
 
 def test_a_value_that_does_not_exist_is_told_apart_and_can_be_given(written):
