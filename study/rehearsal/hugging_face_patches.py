@@ -15,6 +15,8 @@ from study.core.shapes import config_of, model_of_name, prepare_to_load
 from study.rehearsal.hub import TOKENIZERS, loading, missing, telling, why
 from study.rehearsal.libraries import Patch, Rehearsal
 
+# Options of a model's `from_pretrained` that are its config's.
+OF_CONFIG = ("revision", "token", "trust_remote_code", "subfolder", "num_labels", "use_cache", "id2label")
 DEFAULT_TOKENS = 20  # of an answer, if nobody gives a length (transformers, generation/utils.py)
 
 
@@ -26,7 +28,7 @@ def accelerate_state(rehearsal: Rehearsal, module) -> None:
         state.device = torch.device("cpu")
 
     module.PartialState._prepare_backend = backend
-    if rehearsal.count.watch.device_type == "cpu":
+    if rehearsal.on_cpu:
         module.PartialState.set_device = set_device
 
 
@@ -55,7 +57,7 @@ def accelerator(rehearsal: Rehearsal, module) -> None:
             accelerator.scaler = torch.amp.GradScaler("cpu", **asked)
 
     # On a CPU Accelerate 1.15.0 has neither autocast nor a scale for fp16 (accelerator.py:566).
-    if rehearsal.count.watch.device_type == "cpu":
+    if rehearsal.on_cpu:
         module.Accelerator.__init__ = init
 
 
@@ -97,20 +99,21 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
         try:
             return read(asked, *args, **kwargs)
         except OSError as error:
-            if known := model_of_name(str(name)):
-                rehearsal.count.answer.built_in[str(name)] = known
-                from study.core.models.config import architectures  # it imports transformers, as the script has by now
+            known = model_of_name(str(name))
+            if known is None:
+                raise missing("config", str(name), why(error)) from None
+        from study.core.models.config import architectures  # it imports transformers, as the script has by now
 
-                config = config_of(known)
-                config["architectures"] = architectures(config["model_type"])
-                with tempfile.TemporaryDirectory() as folder:
-                    Path(folder, "config.json").write_text(json.dumps(config))
-                    built_in = read(folder, *args, **kwargs)
-                for each in built_in if isinstance(built_in, tuple) else (built_in,):
-                    if not isinstance(each, dict):
-                        each.name_or_path = str(name)  # by which a trainer loads the tokenizer
-                return built_in
-            raise missing("config", str(name), why(error)) from None
+        rehearsal.count.answer.built_in[str(name)] = known
+        config = config_of(known)
+        config["architectures"] = architectures(config["model_type"])
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(config))
+            built_in = read(folder, *args, **kwargs)
+        for each in built_in if isinstance(built_in, tuple) else (built_in,):
+            if not isinstance(each, dict):
+                each.name_or_path = str(name)  # by which a trainer loads the tokenizer
+        return built_in
 
     module.AutoConfig.from_pretrained = classmethod(from_pretrained)
 
@@ -251,9 +254,8 @@ def from_config(cls, name, config, options: dict):
     if options.get("quantization_config") is not None:
         raise Stop("a rehearsal has no quantized weights", "leave quantization_config out, or ask `study estimate`")
     if not isinstance(config, PretrainedConfig):
-        known = {key: options[key] for key in ("revision", "token", "trust_remote_code", "subfolder") if key in options}
-        changed = {key: value for key, value in options.items() if key in ("num_labels", "use_cache", "id2label")}
-        config = AutoConfig.from_pretrained(config or name, **known, **changed)
+        of_config = {key: value for key, value in options.items() if key in OF_CONFIG}
+        config = AutoConfig.from_pretrained(config or name, **of_config)
     if getattr(config, "quantization_config", None):
         raise Stop(f"{name} has quantized weights, and a rehearsal has none", "name a model whose weights are not")
     dtype = options.get("dtype", options.get("torch_dtype"))

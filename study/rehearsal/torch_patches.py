@@ -42,7 +42,7 @@ def patch_ddp(rehearsal: Rehearsal) -> None:
 
     def wrap_in_ddp(model, module, device_ids=None, output_device=None, *args, **kwargs) -> None:
         made = watch.made
-        if watch.device_type == "cpu":
+        if rehearsal.on_cpu:
             device_ids = output_device = None
         begin(model, module, device_ids, output_device, *args, **kwargs)
         watch.of_the_backward_pass(made)  # its buckets, which real ranks make anew in their first pass
