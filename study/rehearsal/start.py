@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import linecache
 import os
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from study.rehearsal.alternatives import check_is, under
 from study.rehearsal.files import remove_made
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Answer, Failure, Request
-from study.rehearsal.together import apart
 
 
 def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
@@ -91,6 +91,36 @@ def parts_from_rank_1(request: Request, answer: Answer, folder: Path, timeout_s:
     other.mkdir()
     second = replace(request, rank=1, most_collectives=len(answer.collectives) + 1)
     return apart(answer, ran(second, other, timeout_s), Path(request.script))
+
+
+def apart(first: Answer, second: Answer, script: Path) -> Failure | None:
+    """Return where rank 0 and rank 1 part. None if they do not, as far as rank 1 could be followed.
+
+    Where they call other collectives, a real rank waits for ever.
+    """
+    second_is_cut = second.is_cut or second.failure is not None
+    pairs = list(zip(first.collectives, second.collectives, strict=False))
+    names_differ = any(mine[0] != other[0] for mine, other in pairs)
+    rank_0_lacks = len(first.collectives) < len(second.collectives) and not first.is_cut
+    rank_1_lacks = len(second.collectives) < len(first.collectives) and not second_is_cut
+    if not (names_differ or rank_0_lacks or rank_1_lacks):
+        return None
+    place = next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
+    mine, other = _at(first, place), _at(second, place)
+    calls = mine or other or ("", None)  # of the rank that still calls something
+    if mine and other:
+        what = f"rank 0 calls {mine[0]} there, and rank 1 comes to {other[0]} at {other[1]}"
+    else:
+        what = f"rank {0 if mine else 1} calls {calls[0]} there, and the other rank has ended"
+    code = None
+    where = calls[1]
+    if where is not None:
+        code = linecache.getline(str(script.parent / where.partition(":")[0]), int(where.partition(":")[2])).strip()
+    return Failure("hang", what, where, code)
+
+
+def _at(answer: Answer, place: int) -> tuple[str, str | None] | None:
+    return answer.collectives[place] if place < len(answer.collectives) else None
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,14 @@ from study.configs import sources
 from study.configs.mistakes import mistakes
 from study.core.errors import Stop
 from study.core.text import number_of
-from study.known.findings import Finding, ordered
+from study.known.findings import Finding, finding, ordered
 from study.records import collectives, store
 from study.records.schema import Record
 from study.watch import dynamics, hangs, trends
-from study.watch.diagnosis import judge
+from study.watch.costs import COSTS
+from study.watch.entered import ENTERED
+from study.watch.facts import Facts, Unknown
+from study.watch.mistakes import MISTAKES
 
 
 @dataclass
@@ -27,7 +30,7 @@ class About:
     not_known: list[str] = field(default_factory=list)  # rules that need more than the record has
 
     def in_json(self) -> dict:
-        wrong = self.error or any(finding.is_surely_wrong for finding in self.findings)
+        wrong = self.error or any(each.is_surely_wrong for each in self.findings)
         return asdict(self) | {"fine": not wrong}
 
 
@@ -51,6 +54,25 @@ def about(path: Path) -> About:
         answer.ranks = hangs.state(logs)
         answer.findings = [*hangs.causes(logs), *hangs.hangs(logs), *answer.findings]
     return answer
+
+
+def judge(record: Record) -> tuple[list[Finding], list[str]]:
+    """Return the findings of a record, and the names of the rules that need more than the record has.
+
+    Mistakes come first, then costs in memory, then costs in traffic, the largest first.
+    """
+    facts = Facts(record)
+    context = vars(facts) | {"source": facts.promised.source or "the script"}
+    findings = []
+    unknown = []
+    for rule in (*ENTERED, *MISTAKES, *COSTS):
+        try:
+            for found in rule(facts):  # a rule may find something before it needs what the record lacks
+                id, values = (found, {}) if isinstance(found, str) else found
+                findings.append(finding(id, **values, **context))
+        except Unknown:
+            unknown.append(rule.__name__.replace("_", " "))
+    return ordered(findings), unknown
 
 
 def _of_record(record: Record, file: Path) -> About:

@@ -16,7 +16,7 @@ from study.rehearsal import start
 from study.rehearsal.alternatives import refuse_missing
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Moment, Request
-from study.rehearsal.together import apart
+from study.rehearsal.start import apart
 from study.rehearsal.user_code import Script
 from tests.conftest import ROOT
 from tests.rehearsal.test_rehearsal import rehearsed, study_virtual
