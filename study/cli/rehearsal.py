@@ -18,7 +18,7 @@ from study.rehearsal import alternatives
 from study.rehearsal.launchers import LAUNCHERS, Group, StartedScript, group_of_config, launched, misplaced
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.scripts import locate
-from study.rehearsal.start import parts_from_rank_1, ran, tried
+from study.rehearsal.start import parts_from_rank_1, run_request, try_arm
 
 RANKS = 8  # of a group, and of a machine, if nobody says it
 MOST_RANKS = 100_000
@@ -129,12 +129,12 @@ def rehearse(
 
 def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -> dict:
     """Run the script, say what its rank holds, and what it would hold with other arms."""
-    answer = ran(request, folder, timeout_s)
+    answer = run_request(request, folder, timeout_s)
     if answer.failure or not answer.updates:
         return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
     if parted := parts_from_rank_1(request, answer, folder, timeout_s):
         return failed(parted, request)
-    rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in one_by_one(arms, "arm")]
+    rows = [try_arm(arm, request, folder / arm.name, timeout_s) for arm in one_by_one(arms, "arm")]
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     files = engines.texts_of(filter(None, [request.script, request.config_file]))
     command = " ".join(["accelerate launch", *request.launch_words, request.script, *request.words])

@@ -55,7 +55,7 @@ class ProgressOfSteps:
         say_aside(f"{self.where} ({time.monotonic() - self.begun:.0f} s so far) ...")
 
 
-def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
+def run_request(request: Request, folder: Path, timeout_s: int) -> Answer:
     """Run the rehearsal, and return its answer."""
     if importlib.util.find_spec("torch") is None:
         raise Stop(
@@ -90,7 +90,7 @@ def parts_from_rank_1(request: Request, answer: Answer, folder: Path, timeout_s:
     other = folder / "rank-1"
     other.mkdir()
     second = replace(request, rank=1, most_collectives=len(answer.collectives) + 1)
-    return apart(answer, ran(second, other, timeout_s), Path(request.script))
+    return apart(answer, run_request(second, other, timeout_s), Path(request.script))
 
 
 def apart(first: Answer, second: Answer, script: Path) -> Failure | None:
@@ -134,12 +134,12 @@ class Tried:
     error: str | None = None
 
 
-def tried(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
+def try_arm(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
     """Rehearse the same script under another arm."""
     during(f"running it under {arm.name}")
     folder.mkdir()
     try:
-        answer = ran(under(arm, request, folder), folder, timeout_s)
+        answer = run_request(under(arm, request, folder), folder, timeout_s)
         if answer.failure:
             return Tried(arm.name, error=answer.failure.message)
         seen = store.read(folder / store.RECORD).observed
