@@ -84,11 +84,6 @@ class Watch:
     def __exit__(self, kind, error, trace) -> None:
         self.end(error)
 
-    def leave_out(self) -> None:
-        """Do not time the step in progress, because it contains more than training."""
-        if self.loop:
-            self.loop.step.evaluated = True
-
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""
         if isinstance(error, SystemExit) and not error.code:
@@ -225,8 +220,9 @@ class WatchedTraining:
         return self.watch.loop if self.watch else None
 
     def _leave_out(self, *_, **__) -> None:
-        if self.watch is not None:
-            self.watch.leave_out()
+        """Do not time the step in progress, because it contains more than training."""
+        if self._loop:
+            self._loop.step.evaluated = True
 
     def _end(self, error: BaseException | None) -> None:
         if self.watch is not None:
