@@ -22,13 +22,13 @@ import torch
 import study
 from study.core.errors import Stop
 from study.measure.virtual_rank import become_virtual_rank
-from study.rehearsal import deepspeed_patches, hugging_face_patches, ranks, torch_patches
+from study.rehearsal import deepspeed_patches, hugging_face_patches, launch, ranks, torch_patches
 from study.rehearsal.count import Count
 from study.rehearsal.files import Files
 from study.rehearsal.gpu import answer_as_a_gpu
 from study.rehearsal.hub import refuse_missing
 from study.rehearsal.kernels import kernels
-from study.rehearsal.launchers import environment, refuse_others
+from study.rehearsal.launchers import refuse_others
 from study.rehearsal.libraries import Rehearsal, WhenImported
 from study.rehearsal.moments import Enough
 from study.rehearsal.nothing import MissingLogs, Nothing
@@ -65,7 +65,7 @@ def main(folder: Path) -> None:
     sys.meta_path.insert(0, logs)
     failure = None
     try:
-        os.environ |= environment(request) | {"WANDB_MODE": "disabled"}
+        os.environ |= launch.environment(request) | {"WANDB_MODE": "disabled"}
         sys.argv = [request.script, *request.words]
         sys.path[0] = str(Path.cwd() if request.module else path.parent)
         refuse_missing(path, request.configs_of)
