@@ -272,6 +272,12 @@ class Observed(Section):
     runs: list[ScriptTraining] = []
     logging_steps: Int = None
 
+    @property
+    def offloads(self) -> dict[str, str]:
+        """Where parts of the state are, if not on the device."""
+        homes = {"optimizer": self.offload_optimizer, "weights": self.offload_param}
+        return {part: home for part, home in homes.items() if home not in (None, "none")}
+
 
 class Device(Section):
     name: str

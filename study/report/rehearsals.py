@@ -304,8 +304,7 @@ def sharding(seen: Observed) -> str:
 
 
 def offloading(seen: Observed) -> list[str]:
-    homes = {"optimizer": seen.offload_optimizer, "weights": seen.offload_param}
-    return [f"{what} offloaded to {home}" for what, home in homes.items() if home not in (None, "none")]
+    return [f"{what} offloaded to {home}" for what, home in seen.offloads.items()]
 
 
 def arithmetic(seen: Observed) -> list[str]:
