@@ -816,7 +816,7 @@ def test_a_name_that_a_package_lacks_fails_on_n_gpus_as_well(written):
 FLASH = """
     from transformers import AutoModelForCausalLM, LlamaConfig
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 64}
-    config = LlamaConfig(vocab_size=64, num_hidden_layers=2, **sizes)
+    config = LlamaConfig(vocab_size=64, num_hidden_layers=1, **sizes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="ATTENTION", dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = DataLoader(torch.randint(0, 64, (64, 128)), batch_size=4)
