@@ -8,8 +8,9 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+Node = TypeVar("Node", bound=ast.AST)
 # A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
 ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
@@ -254,6 +255,24 @@ def parsed(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def nodes(tree: ast.AST, *kinds: type[Node]) -> list[Node]:
+    """Return the parts of a syntax that are of one of these kinds."""
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+
+
+def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each name that is assigned, with the value. Several names may take parts of one value."""
+    for node in nodes(tree, ast.Assign):
+        for target in node.targets:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                yield ast.unparse(each), node.value
+
+
+def given(call: ast.Call) -> list[str]:
+    """Return what a call is given, as it is written."""
+    return [ast.unparse(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))]
 
 
 def is_whole(scripts: Mapping[Path, str]) -> bool:
