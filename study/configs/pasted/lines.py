@@ -54,6 +54,11 @@ class Line:
     is_reinforced: bool  # GRPO and the like, where a loss of 0 is usual
     is_of_pairs: bool  # DPO and the like, whose loss is not of tokens
 
+    @property
+    def moment(self) -> str:
+        """Its step, or its epoch, as a sentence has it. Empty: it says neither."""
+        return next((f"{name} {self.values[name]:g}" for name in ("step", "epoch") if name in self.values), "")
+
 
 @dataclass(frozen=True)
 class Series:
@@ -68,11 +73,6 @@ class Series:
         """Return the lines that say a value of this name."""
         lines = [line for line in lines if name in line.values]
         return cls(text, lines, [line.values[name] for line in lines])
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether many lines say the same value."""
-        return len(self.values) >= MANY and len({*self.values}) == 1
 
     def sign(self, id: str, number: int, **values: Any) -> Seen:
         """Return the sign that the line of this number shows."""

@@ -61,10 +61,10 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
         skipped := norm_is_nan(log.norms),
-        None if skipped else loss_stands_still(log.losses),
+        None if skipped else stands_still("loss-stands-still", log.losses),
         evaluation_stands_still(log),
         norm_is_zero(log, vocabulary),
-        None if mark else norm_is_constant(log.norms),
+        None if mark else stands_still("norm-constant", log.norms),
         norm_is_scaled(log.norms),
         steps_overflow(log),
         rate_ends(log.rates),
@@ -112,17 +112,15 @@ def gradients_are_nan_first(log: Log) -> Seen | None:
 
     A loss of 0 shows no such order: the Trainer leaves NaN out of a mean over steps.
     """
-    is_nan = [not math.isfinite(line.values.get("loss", 0)) for line in log.usual]
-    of_loss = is_nan.index(True) if any(is_nan) else 0
-    before = [line for line in log.usual[:of_loss] if "norm" in line.values]
-    is_finite = [math.isfinite(line.values["norm"]) for line in before]
-    if not before or is_finite[-1]:
+    before = [*itertools.takewhile(lambda line: math.isfinite(line.values.get("loss", 0)), log.usual)]
+    with_norm = [line for line in before if "norm" in line.values]
+    wrong = [*itertools.takewhile(lambda line: not math.isfinite(line.values["norm"]), reversed(with_norm))]
+    if not wrong or len(before) == len(log.usual):
         return None
-    step = log.usual[of_loss].values.get("step")
-    if "loss" not in before[-1].values and before[-1].values.get("step") == step:  # its own norm, in a line above
-        return None
-    first = before[len(is_finite) - is_finite[::-1].index(True) if True in is_finite else 0]
-    at = next((f" at {name} {first.values[name]:g}" for name in ("step", "epoch") if name in first.values), "")
+    last, first, lost = wrong[0], wrong[-1], log.usual[len(before)]
+    if "loss" not in last.values and last.values.get("step") == lost.values.get("step"):
+        return None  # its own norm, in a line above
+    at = f" at {first.moment}" if first.moment else ""
     return sign("norm-nan-first", log.text, first.place, at=at)
 
 
@@ -157,11 +155,12 @@ def _is_rounded(losses: list[float], norms: list[float]) -> bool:
     return is_small or (len(norms) == losses.count(0) and all(map(_is_usual, norms)))
 
 
-def loss_stands_still(losses: Series) -> Seen | None:
-    """The loss is the same in all lines."""
-    if not losses.is_constant or losses.values[0] == 0:
+def stands_still(id: str, series: Series) -> Seen | None:
+    """The value is the same in all lines, and it is one."""
+    values = series.values
+    if len(values) < MANY or len({*values}) > 1 or not 0 < abs(values[0]) < math.inf:
         return None
-    return losses.sign("loss-stands-still", 0, beside=f", {losses.values[0]:g} in each of {len(losses.values)} lines")
+    return series.sign(id, 0, beside=f", {values[0]:g} in each of {len(values)} lines")
 
 
 def norm_is_a_mark(norms: Series) -> Seen | None:
@@ -204,17 +203,12 @@ def norm_is_zero(log: Log, vocabulary: int | None) -> Seen | None:
 
 def uniform(losses: list[float], vocabulary: int | None) -> int | None:
     """Return the vocabulary of which all losses are the logarithm, as of an output that knows nothing."""
-    of_words, far = ([vocabulary], NEAR) if vocabulary else (VOCABULARIES, ALIKE)
-    middle = statistics.median(losses) if losses else math.nan
-    nearest = min(of_words, key=lambda words: abs(math.log(words) - middle))
-    return nearest if all(abs(loss - math.log(nearest)) < far for loss in losses or [math.nan]) else None
-
-
-def norm_is_constant(norms: Series) -> Seen | None:
-    """The norm is the same in all lines."""
-    if not norms.is_constant or not 0 < abs(norms.values[0]) < math.inf:
+    if not losses:
         return None
-    return norms.sign("norm-constant", 0, beside=f", {norms.values[0]:g} in each of {len(norms.values)} lines")
+    of_words, far = ([vocabulary], NEAR) if vocabulary else (VOCABULARIES, ALIKE)
+    middle = statistics.median(losses)
+    nearest = min(of_words, key=lambda words: abs(math.log(words) - middle))
+    return nearest if all(abs(loss - math.log(nearest)) < far for loss in losses) else None
 
 
 def norm_is_scaled(norms: Series) -> Seen | None:
