@@ -295,8 +295,9 @@ def read(text: str, symptom: str = "") -> Pasted:
     apart = two_releases(whole)
     broken = {name: each.broken for name, each in apart.items()}
     seen = COMPARED.sub("", symptom)
-    pinned = {name: release for name, release in releases(text).items() if release != ANY}
-    named: dict[str, Release] = {**releases(text), **releases(seen), **pinned, **broken}
+    of_text = releases(text)
+    pinned = {name: release for name, release in of_text.items() if release != ANY}
+    named: dict[str, Release] = {**of_text, **releases(seen), **pinned, **broken}
     asked = _asked(seen) | _asked(text)
     of_trainer = asked.keys() & {"fsdp_own", "fsdp_argument"}
     if of_trainer and "fsdp_ran" not in asked and str(asked.get("stage")).startswith("FSDP"):
