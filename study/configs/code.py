@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-Node = TypeVar("Node", bound=ast.AST)
 # A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
 ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
@@ -25,6 +24,7 @@ SETS = re.compile(
 )
 COMMAND = re.compile(r"\bcommand\b")  # a decorator of typer or click, whose arguments are the script's
 MAIN = "__name__ =="
+Node = TypeVar("Node", bound=ast.AST)
 UNKNOWN = "auto"  # as DeepSpeed's configs have what another says
 CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
@@ -257,14 +257,14 @@ def parsed(text: str) -> ast.Module | None:
         return None
 
 
-def nodes(tree: ast.AST, *kinds: type[Node]) -> list[Node]:
-    """Return the parts of a syntax that are of one of these kinds."""
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+def nodes_of(kind: type[Node] | tuple[type[Node], ...], tree: ast.AST | None) -> list[Node]:
+    """Return the nodes of a kind, or of several, in the syntax of a text. What is no Python has none."""
+    return [node for node in ast.walk(tree) if isinstance(node, kind)] if tree else []
 
 
 def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """Yield each name that is assigned, with the value. Several names may take parts of one value."""
-    for node in nodes(tree, ast.Assign):
+    for node in nodes_of(ast.Assign, tree):
         for target in node.targets:
             for each in target.elts if isinstance(target, ast.Tuple) else [target]:
                 yield ast.unparse(each), node.value

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.configs.code import assignments, nodes, parsed
+from study.configs.code import assignments, nodes_of, parsed
 from study.configs.pasted.tracebacks import Seen, Sure
 from study.known.findings import causes_of_hangs, finding
 
@@ -111,8 +111,7 @@ def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
     told = finding(SKIPPED)
     lines = []
     for path, script in scripts.items():
-        tree = parsed(script)
-        for scope in nodes(tree, *SCOPES) if tree else []:
+        for scope in nodes_of(SCOPES, parsed(script)):
             lines += [f"{path}:{each.lineno}: if {ast.unparse(each.test)}" for each in _skips(scope)]
     if lines:
         line = "; ".join(dict.fromkeys(lines))
@@ -121,10 +120,10 @@ def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
 
 def _skips(scope: ast.AST) -> Iterator[ast.If]:
     """Yield the conditions on a loop's own rows, or on a function's, that leave out a backward pass of it."""
-    statements = sorted(nodes(scope, ast.stmt), key=lambda each: each.lineno)
-    calls = [(each.lineno, ast.unparse(each.func)) for each in nodes(scope, ast.Call)]
+    statements = sorted(nodes_of(ast.stmt, scope), key=lambda each: each.lineno)
+    calls = [(each.lineno, ast.unparse(each.func)) for each in nodes_of(ast.Call, scope)]
     last = max((line for line, name in calls if name.endswith("backward")), default=0)
-    inner = {each for node in nodes(scope, *SCOPES) if node is not scope for each in ast.walk(node)}
+    inner = {each for node in nodes_of(SCOPES, scope) if node is not scope for each in ast.walk(node)}
     own: set[str] = set()
     if isinstance(scope, ast.For):
         own = _names(scope.target)
@@ -146,7 +145,7 @@ def _skips(scope: ast.AST) -> Iterator[ast.If]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in nodes(node, ast.Name)}
+    return {each.id for each in nodes_of(ast.Name, node)}
 
 
 def _apart(ranks: str) -> int | None:
@@ -157,7 +156,7 @@ def _apart(ranks: str) -> int | None:
 
 def _end_of_training(tree: ast.Module) -> float:
     """Return the line of the last trainer.train(). Infinite: there is none."""
-    calls = [call for call in nodes(tree, ast.Call) if TRAINS.search(ast.unparse(call.func))]
+    calls = [call for call in nodes_of(ast.Call, tree) if TRAINS.search(ast.unparse(call.func))]
     return max((call.lineno for call in calls), default=math.inf)
 
 
@@ -184,18 +183,18 @@ class Branches:
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
         self.imported: dict[str, str] = {}
-        for node in nodes(tree, ast.ImportFrom):
+        for node in nodes_of(ast.ImportFrom, tree):
             self.imported |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
-        for whole in nodes(tree, ast.Import):
+        for whole in nodes_of(ast.Import, tree):
             self.imported |= {each.asname: each.name for each in whole.names if each.asname}
         self.is_fsdp1 = any(each.endswith(".FullyShardedDataParallel") for each in self.imported.values())
-        functions = nodes(tree, ast.FunctionDef)
+        functions = nodes_of(ast.FunctionDef, tree)
         self.functions = {each.name: each for each in functions}
         # Functions of which each call is surely of them, and the calls: whoever names one may call it elsewhere.
         named = Counter(each.name for each in functions)
         self.own = {name: self.functions[name] for name, times in named.items() if times == 1}
         self.mentions = Counter(getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(tree))
-        held = [each.optional_vars for each in nodes(tree, ast.withitem)]
+        held = [each.optional_vars for each in nodes_of(ast.withitem, tree)]
         self.held = {ast.unparse(each) for each in held if each}
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)
         for name, value in assignments(tree):
@@ -240,7 +239,7 @@ class Branches:
         made = [(name, ast.unparse(value)) for part in parts for name, value in assignments(part)]
         # A model that these ranks make needs no others, nor one whose weights a `with` has gathered.
         of_these = {*self.held, *(name for name, value in made if not MODEL.search(value))}
-        for call in (each for part in parts for each in nodes(part, ast.Call)):
+        for call in (each for part in parts for each in nodes_of(ast.Call, part)):
             first, dot, rest = ast.unparse(call.func).partition(".")
             if MODEL.match(first) and first in of_these:
                 continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
-from study.configs.code import assignments, given, is_whole, nodes, parsed
+from study.configs.code import assignments, given, is_whole, nodes_of, parsed
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
 from study.configs.pasted.tracebacks import Seen
@@ -89,7 +89,7 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
 
 def _calls(tree: ast.AST) -> list[ast.Call]:
     """Return the calls of a scope and of those in it, by lines."""
-    return sorted(nodes(tree, ast.Call), key=lambda each: (each.lineno, each.col_offset))
+    return sorted(nodes_of(ast.Call, tree), key=lambda each: (each.lineno, each.col_offset))
 
 
 def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
@@ -99,7 +99,7 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """
     if KEEPS_TENSORS.search(code) or ".prepare(" in code or not re.search(SHARDERS, code):
         return
-    functions = nodes(tree, ast.FunctionDef)
+    functions = nodes_of(ast.FunctionDef, tree)
     shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
     for calls, branches in _scopes(tree):
         made: ast.Call | None = None
@@ -128,7 +128,7 @@ def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if CLEARS.search(code):
         return
     made = _assigned(tree, OPTIMIZES)
-    for loop in nodes(tree, ast.For, ast.While):
+    for loop in nodes_of((ast.For, ast.While), tree):
         calls = _calls(loop)
         used = {ast.unparse(each) for call in calls for each in call.args if not _is_of_scaler(call)}
         if not any(ast.unparse(call.func).endswith("backward") for call in calls) or _assigned(loop, OPTIMIZES):
@@ -182,7 +182,7 @@ def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
     for value in (call.args[0], *before):
         if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
             yield ast.unparse(value.right)
-    for node in nodes(tree, ast.AugAssign):
+    for node in nodes_of(ast.AugAssign, tree):
         if isinstance(node.op, ast.Div) and node.lineno < call.lineno and ast.unparse(node.target) == loss:
             yield ast.unparse(node.value)
 
@@ -216,7 +216,7 @@ def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield where FSDP2's norm is used that clipping returns: a DTensor, of which each rank has its part."""
     if "fully_shard" not in code or "full_tensor" in code:
         return
-    unused = {node.value for node in nodes(tree, ast.Expr)}
+    unused = {node.value for node in nodes_of(ast.Expr, tree)}
     for call in _calls(tree):
         name = ast.unparse(call.func)
         if CLIPS.search(name) and name.endswith("norm_") and call not in unused:
@@ -260,7 +260,7 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
 def _losses_kept(tree: ast.Module, code: str) -> Iterator[ast.Call | ast.AugAssign]:
     """Yield where a loop of updates adds its loss, as the backward pass had it, to what it never begins anew."""
     found: dict[int, ast.Call | ast.AugAssign] = {}
-    for loop in nodes(tree, ast.For, ast.While):
+    for loop in nodes_of((ast.For, ast.While), tree):
         calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
         if not any(name.endswith(".step") for _, name in calls):
             continue  # its micro-batches are of one update
@@ -273,7 +273,7 @@ def _losses_kept(tree: ast.Module, code: str) -> Iterator[ast.Call | ast.AugAssi
             for call, name in calls
             if name.endswith(".append") and call.args
         ]
-        for node in nodes(loop, ast.AugAssign):
+        for node in nodes_of(ast.AugAssign, loop):
             if isinstance(node.op, ast.Add):
                 added.append((node, ast.unparse(node.target), node.value))
         found |= {id(node): node for node, to, kept in added if ast.unparse(kept) in losses and to not in anew}
@@ -297,7 +297,7 @@ def _loss(backward: ast.Call) -> ast.expr:
 
 def _scopes(tree: ast.Module) -> Iterator[tuple[list[ast.Call], list[ast.If]]]:
     """Yield the calls, by lines, and the branches of a script and of each of its functions, without those within."""
-    for scope in (tree, *nodes(tree, ast.FunctionDef)):
+    for scope in (tree, *nodes_of(ast.FunctionDef, tree)):
         inside = {*_inside(scope)}
         calls = [each for each in _calls(scope) if each in inside]
         yield calls, [each for each in inside if isinstance(each, ast.If)]
@@ -316,7 +316,7 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if not DDP.search(code) or DIVIDES.search(code):
         return
     by_rank = {name for name, value in assignments(tree) if RANKS.search(ast.unparse(value))}
-    for call in nodes(tree, ast.Call):
+    for call in nodes_of(ast.Call, tree):
         if not re.search(r"(?:^|data\.)DataLoader$", ast.unparse(call.func)):
             continue
         shuffles = any(ast.unparse(each) == "shuffle=True" for each in call.keywords)
