@@ -116,13 +116,7 @@ def answer(
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
     if "hang" in seen:
-        stage = pasted.said.get("stage")
-        of_weights = OF_WEIGHTS if stage in SHARDED else ()
-        causes = OF_ALL if stage == "DDP" else (*OF_SHARDS, *of_weights, *OF_ALL)  # DDP gathers nothing
-        alone = on_one_rank(scripts, causes, _is_in_training(pasted), watchdogs.that_differ(pasted.text))
-        lines = dumps.lines(pasted.text)
-        shown += [replace(each, place=-1) if any(line in each.line for line in lines) else each for each in alone]
-        shown += skipped_alone(scripts)
+        shown += _hanging(pasted, scripts)
     faults = matching.matches(pasted, seen, scripts)
     if _is_finite(pasted, shown):  # losses that are seen count more than words
         faults = [replace(each, sure="possible") if "nan" in each.fault.symptom else each for each in faults]
@@ -169,6 +163,17 @@ def answer(
         nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(hanging), scripts)])),
         is_answered=bool(not unknown and (found or not (pasted.is_strange or pasted.is_cut))),
     )
+
+
+def _hanging(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
+    """Yield what some ranks alone call in scripts, or leave out. The line at which a dump waits comes first."""
+    stage = pasted.said.get("stage")
+    of_weights = OF_WEIGHTS if stage in SHARDED else ()
+    causes = OF_ALL if stage == "DDP" else (*OF_SHARDS, *of_weights, *OF_ALL)  # DDP gathers nothing
+    lines = dumps.lines(pasted.text)
+    for seen in on_one_rank(scripts, causes, _is_in_training(pasted), watchdogs.that_differ(pasted.text)):
+        yield replace(seen, place=-1) if any(line in seen.line for line in lines) else seen
+    yield from skipped_alone(scripts)
 
 
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
@@ -350,7 +355,8 @@ def _read(pasted: Pasted) -> Iterator[str]:
     if lines := pasted.log.lines:
         yield number_of(len(lines), "lines of a trainer")
         steps, by = losses.timed(pasted.log)
-        yield from [f"the time of {number_of(len(steps), 'steps')}"] if steps and by != "bar" else []
+        if steps and by != "bar":
+            yield f"the time of {number_of(len(steps), 'steps')}"
 
 
 def _unknown(pasted: Pasted, found: list[Seen]) -> str:

@@ -60,7 +60,7 @@ def diverges(log: Log) -> Seen | None:
     losses = log.losses
     is_lost = [not math.isfinite(loss) or loss == 0 for loss in losses.values]
     end = is_lost.index(True) if any(is_lost) else 0
-    before = replace(log, losses=Series(log.text, losses.lines[:end], losses.values[:end]))
+    before = replace(log, losses=Series.of("loss", log.text, losses.lines[:end]))
     if _begins_again(log.text, before.losses.lines):
         return None
     rises = _explodes(before) or _by_medians(before, USUAL_PASSES)

@@ -51,8 +51,8 @@ class Line:
 
     place: int
     values: dict[str, float]  # by the names of VALUES
-    is_reinforced: bool  # GRPO and the like, where a loss of 0 is usual
-    is_of_pairs: bool  # DPO and the like, whose loss is not of tokens
+    is_reinforced: bool = False  # GRPO and the like, where a loss of 0 is usual
+    is_of_pairs: bool = False  # DPO and the like, whose loss is not of tokens
 
     @property
     def moment(self) -> str:
@@ -98,13 +98,10 @@ class Log:
         lines = [*itertools.islice(_lines(text), MOST_LINES)]
         usual = [line for line in lines if not line.is_reinforced]
         progress = [(each.start(), int(each[1]), int(each[2]), float(each[3])) for each in PROGRESS.finditer(text)]
-        rated = lines
-        if not any("rate" in line.values for line in lines):
-            rated = [
-                Line(place, {"rate": rate}, is_reinforced=False, is_of_pairs=False) for place, *_, rate in progress
-            ]
         losses, norms = Series.of("loss", text, usual), Series.of("norm", text, usual)
-        rates = Series.of("rate", text, rated)
+        rates = Series.of("rate", text, lines)
+        if not rates.lines:
+            rates = Series.of("rate", text, [Line(place, {"rate": rate}) for place, *_, rate in progress])
         return cls(text, lines, usual, losses, norms, rates, [*_evaluations(text)], progress)
 
     @property

@@ -76,22 +76,15 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
 
 def signs_in_words(text: str, words: Sequence[Sentence], has_marks: bool = True) -> list[Seen]:
     """Return what a person says of such lines, the cause first."""
-    found = []
-    for id, row in rows().items():
-        if id == "norm-sqrt2" and not has_marks:
-            continue
-        if sentence := meets(row.said, words):
-            found.append(sign_in_words(id, text, sentence))
+    said = {id: meets(row.said, words) for id, row in rows().items() if has_marks or id != "norm-sqrt2"}
+    found = [sign_in_words(id, text, sentence) for id, sentence in said.items() if sentence]
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")
 
 
 def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
     """Return what a person's words alone may mean, where nothing else was found."""
-    found = []
-    for id, row in rows().items():
-        if sentence := meets(row.alone, words):
-            found.append(replace(sign_in_words(id, text, sentence), sure="possible"))
-    return found
+    said = {id: meets(row.alone, words) for id, row in rows().items()}
+    return [replace(sign_in_words(id, text, each), sure="possible") for id, each in said.items() if each]
 
 
 # --- Each check returns one sign of signs.toml, or None
@@ -139,13 +132,13 @@ def loss_is_zero(losses: Series) -> Seen | None:
     values = losses.values
     if values[-1:] != [0]:
         return None
-    zeros = Series.of("norm", losses.text, [line for line in losses.lines if line.values["loss"] == 0])
-    if values == [0] and not zeros.values:
+    norms = [line.values["norm"] for line in losses.lines if line.values["loss"] == 0 and "norm" in line.values]
+    if values == [0] and not norms:
         return None  # one line says little
-    if _is_rounded(values, zeros.values):
+    if _is_rounded(values, norms):
         return None
-    norms = sorted({f"{norm:.4g}" for norm in zeros.values})
-    beside = f", with grad_norm {' or '.join(norms)}" if len(norms) in (1, 2) else ""
+    written = sorted({f"{norm:.4g}" for norm in norms})
+    beside = f", with grad_norm {' or '.join(written)}" if len(written) in (1, 2) else ""
     return losses.sign("loss-zero", values.index(0), beside=beside)
 
 

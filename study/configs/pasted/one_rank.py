@@ -94,16 +94,16 @@ def on_one_rank(
         pattern = row.get("script", row["calls"])
         for ranks in dict.fromkeys(each.ranks for _, each in calls):
             of_ranks = [(path, each) for path, each in calls if each.ranks == ranks and _is_of(each, pattern)]
-            lines = [f"{path}:{each.call.lineno}: {ast.unparse(each.call)}" for path, each in of_ranks]
-            if lines:
-                sentence, evidence = row["sentence"].format(ranks=ranks), row.get("evidence", "known/hangs.toml")
-                alone = _apart(ranks)
-                fits = not differ or alone is None or alone in differ
-                if not fits:
-                    sentence += f". In the log another rank differs: {', '.join(map(str, sorted(differ)))}"
-                place = [each for _, each in calls].index(of_ranks[0][1])
-                sure: Sure = "likely" if fits else "possible"
-                yield Seen(id, sentence, row["remedy"], sure, evidence, place=place, line="; ".join(lines))
+            if not of_ranks:
+                continue
+            line = "; ".join(f"{path}:{each.call.lineno}: {ast.unparse(each.call)}" for path, each in of_ranks)
+            sentence, evidence = row["sentence"].format(ranks=ranks), row.get("evidence", "known/hangs.toml")
+            alone = _apart(ranks)
+            fits = not differ or alone is None or alone in differ
+            if not fits:
+                sentence += f". In the log another rank differs: {', '.join(map(str, sorted(differ)))}"
+            sure: Sure = "likely" if fits else "possible"
+            yield Seen(id, sentence, row["remedy"], sure, evidence, place=calls.index(of_ranks[0]), line=line)
 
 
 def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:

@@ -1,6 +1,7 @@
 """What a loop of one's own does wrong, by its syntax: its optimizer, gradients and losses, and who reads which rows."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -189,15 +190,15 @@ def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
 
 def _step_in_each(tree: ast.Module, backward: list[ast.Call]) -> ast.Call | None:
     """Return a step that follows each of these backward passes in their block, with no condition on the count."""
+    made = _assigned(tree, OPTIMIZES)
     for block in (getattr(node, "body", None) for node in ast.walk(tree)):
         if not isinstance(block, list):
             continue
         calls = [each.value for each in block if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
-        for at in (at for at, call in enumerate(calls) if call in backward):
-            for call in calls[at + 1 :]:
-                name = ast.unparse(call.func)
-                if name.endswith(".step") and name.removesuffix(".step") in _assigned(tree, OPTIMIZES):
-                    return call
+        for call in itertools.dropwhile(lambda each: each not in backward, calls):
+            name, _, method = ast.unparse(call.func).rpartition(".")
+            if method == "step" and name in made:
+                return call
     return None
 
 

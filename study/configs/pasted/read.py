@@ -244,10 +244,8 @@ class Pasted:
     @property
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
-        is_said = bool(self.words or self.last_error)
-        return not is_said and not re.search(
-            r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text
-        )
+        of_training = re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text)
+        return not (of_training or self.words or self.last_error)
 
 
 def _release(package: str, release: Release) -> str:
