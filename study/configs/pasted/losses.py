@@ -92,8 +92,10 @@ def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
 
 def forward_is_broken(losses: Series, passes: int) -> Seen | None:
     """The first loss is far above that of random weights, and the next is 0 or NaN, with no usual norm beside it."""
-    first, second, *_ = [*losses.values, 0.0, 0.0]
-    if len(losses.values) < 2 or not BROKEN * RANDOM * passes < first < math.inf:
+    if len(losses.values) < 2:
+        return None
+    first, second, *_ = losses.values
+    if not BROKEN * RANDOM * passes < first < math.inf:
         return None
     if (math.isfinite(second) and second != 0) or _is_usual(losses.lines[1].values.get("norm", math.nan)):
         return None
@@ -149,7 +151,7 @@ def _is_rounded(losses: list[float], norms: list[float]) -> bool:
 
 
 def stands_still(id: str, series: Series) -> Seen | None:
-    """The value is the same in all lines, and it is one."""
+    """All of many lines have the same value, which is not 0."""
     values = series.values
     if len(values) < MANY or len({*values}) > 1 or not 0 < abs(values[0]) < math.inf:
         return None

@@ -115,10 +115,12 @@ def above_evaluation(pasted: Pasted) -> Seen | None:
             ratios.append(statistics.median(before[-FEW:]) / float(loss))
             is_level = is_level and max(before[-FEW:]) <= (1 + AS_BEFORE) * min(before[-FEW:])
         place = end
+    if not ratios:
+        return None
     known = numbers("passes", pasted.text)
     # Nobody says how many there are: a loss that falls fast before an evaluation is above it as well.
-    for passes in known or ({round(ratios[-1])} if ratios and is_level else ()):
-        if ratios and passes >= FEW and _fits(ratios, passes):
+    for passes in known or ({round(ratios[-1])} if is_level else ()):
+        if passes >= FEW and _fits(ratios, passes):
             makes, letters = _makers(pasted, passes, "loss", CLOSE) if known else (OPEN.format(passes), {"g"})
             values = {"factor": rounded(ratios[-1], ".3g"), "makes": makes}
             values["faults"] = _faults(pasted, letters, "train-above-evaluation")
