@@ -73,6 +73,9 @@ SECONDS = ROOT / "tests/seconds.json"
 # How the runs are trained that many tests look at: long enough for the arms to drift apart, if they did.
 STEPS, SEQUENCE = 9, 32
 TRAINED = ("--steps", str(STEPS), "--epochs", "2", "--sequence", str(SEQUENCE), "--eval-rows", "48")
+# A BERT whose vocabulary is no larger than that of the generated rows. The default one has six times as many weights,
+# all of them words: half of what a short launch computes, sends and saves.
+MICRO = ("--model", str(ROOT / "tests/training/micro"), "--lr", "0.001")
 RANKS = {"single": 1, "hsdp": 4}  # of an arm; of the others two
 DECODERS_ALONE = ("zero3_ulysses", "zero1_tp", "zero2_tp")  # arms that cannot train a BERT: test_dimensions.py has them
 

@@ -22,8 +22,7 @@ MARKED = re.compile(r"[*<$|]")  # in a quote; GitHub would read it as Markdown
 PATH = re.compile(r"(?:examples|notebooks|reports)/[\w/]+\.\w+")
 WORDS = """# Words
 
-The words of the field, then ours, each after those that explain it. `study explain WORD` prints them,
-and what an arm is.
+In alphabetical order. `study explain WORD` prints them, and what an arm is.
 
 | word | meaning |
 |---|---|

@@ -23,8 +23,8 @@ import numpy
 
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, config_of
 from study.predict.trace import committed, tracing
-from study.predict.trace.asked import TraceOptions
-from study.predict.trace.sections import MarkingRecorder, TapeSection, cut
+from study.predict.trace.options import TraceOptions
+from study.predict.trace.sections import MarkingRecorder, TapeSection, cut, repeats
 from study.predict.trace.tape import Tape
 from study.predict.trace.transformer import Transformer
 
@@ -42,7 +42,7 @@ ALL_PRECISIONS = ("gptj", "gpt_neox", "gemma2")  # as these have always been kno
 WINDOWS = ("deberta-v2-xlarge", "vit-giant")  # shapes that only windows on a GPU train: traced when they are asked for
 SAMPLES = 5
 ROWS = ((1,), (2, 3))
-MANY, MIDDLE = committed.MANY_LAYERS, committed.MIDDLE
+MANY = committed.MANY_LAYERS
 
 
 def all_options(
@@ -151,11 +151,9 @@ class Source:
         divided = [cut(tape) for tape in tapes]
         if any(len(sections) != len(divided[0]) for sections in divided):
             raise NoSum("the samples do other operations")
-        plan = [(same[0].name, same[0].layer, self._section(same)) for same in zip(*divided, strict=True)]
-        third, fourth = ([each[::2] for each in plan if each[1] == layer] for layer in (MIDDLE, MIDDLE + 1))
-        if self.family and third != fourth:
+        if self.family and not all(map(repeats, divided)):
             raise NoSum("two layers in the middle do other operations")
-        return plan
+        return [(same[0].name, same[0].layer, self._section(same)) for same in zip(*divided, strict=True)]
 
     def _section(self, same: tuple[TapeSection, ...]) -> int:
         """Return the number of a section that all samples have."""

@@ -225,12 +225,6 @@ def middle(overs: numpy.ndarray, votes: numpy.ndarray, level: float) -> tuple[fl
     return float(overs[first]), float(overs[min(len(overs) - 1, last)])
 
 
-def ends_of(sources: Iterable[list[float]], level: float) -> tuple[float, float]:
-    """Return the ends of the middle share of votes. A source has one, which its rows share."""
-    overs, votes, _ = in_order(sources)
-    return middle(overs, votes, level)
-
-
 def held(sources: BySource, ends: tuple[float, float]) -> float:
     """Return the share of sources that ends hold. Of a source that they hold in part, this part counts."""
     return float(numpy.mean([numpy.mean([ends[0] <= over <= ends[1] for over in rows]) for rows in sources.values()]))
@@ -246,7 +240,7 @@ def next_source(sources: BySource) -> tuple[float, float]:
             shares.append(held({source: mine}, middle(overs[others], votes[others], level)))
         if numpy.mean(shares) >= COVERAGE:
             break
-    return ends_of(sources.values(), level)
+    return middle(overs, votes, level)
 
 
 def widened(ends: tuple[float, float], sources: BySource) -> tuple[float, float]:

@@ -20,12 +20,13 @@ import papermill
 from nbformat import NotebookNode
 
 from study.core.arms import ROOT
+from study.records.keeping import redact
 from study.report.site import QUIETLY
 
 RECORDS = "reports/cpu-2core/runs"
-# Colab's needs a GPU.
 RUNS = {"stages": RECORDS, "compare": f"{RECORDS}/smoke", "replicate": RECORDS, "claims": RECORDS}
-RUNS["by_hand"] = "examples/zero_by_hand"
+RUNS |= {"by_hand": "examples/zero_by_hand", "colab": "runs/colab"}
+WITHOUT_A_GPU = {"colab": {"scale": "tiny", "source": "."}}  # it trains
 ABOUT = (
     "*What the cells show was made on {day} by `make outputs`, which ran this notebook over `{runs}`:\n"
     "on two CPU cores, without a GPU. To run it yourself: `make notebook`.*"
@@ -43,7 +44,7 @@ def digest(book: NotebookNode) -> str:
 def as_kept(output: NotebookNode) -> NotebookNode:
     """Return an output in the forms that GitHub shows, with a text for readers that show neither HTML nor pictures."""
     if output.output_type == "stream" and output.name == "stdout":  # of a command
-        return nbformat.v4.new_output("display_data", {"text/plain": output.text.replace("\r\n", "\n")})
+        return nbformat.v4.new_output("display_data", {"text/plain": redact(output.text.replace("\r\n", "\n"))})
     if output.output_type not in ("display_data", "execute_result"):
         raise SystemExit(f"a cell has an output of another kind, which is not kept: {output}")
     forms = output.data
@@ -61,7 +62,8 @@ def as_kept(output: NotebookNode) -> NotebookNode:
 
 def keep(path: Path, runs: str, day: str) -> None:
     """Run a notebook, and write what its cells show into it."""
-    executed = papermill.execute_notebook(path, None, {"runs": runs}, cwd=ROOT, coalesce_streams=True, **QUIETLY)
+    parameters = {"runs": runs} | WITHOUT_A_GPU.get(path.stem, {})
+    executed = papermill.execute_notebook(path, None, parameters, cwd=ROOT, coalesce_streams=True, **QUIETLY)
     shown = {cell.id: cell for cell in executed.cells if cell.cell_type == "code"}
     book = nbformat.read(path, 4)
     book.cells = [cell for cell in book.cells if "kept" not in cell.metadata.get("tags", [])]

@@ -8,6 +8,7 @@ python tools/pictures.py
 
 import argparse
 import functools
+import textwrap
 from collections.abc import Callable
 
 import numpy as np
@@ -25,19 +26,13 @@ from study.report import answers, style
 from study.report.topics import losses, memory, on_gpu, traffic
 
 STAGES = {
-    "ddp": "DDP: each GPU holds everything, 128 GB by the usual count",
-    "zero1": "Stage 1 divides the optimizer states among the GPUs",
+    "ddp": "DDP: each GPU holds everything",
+    "zero1": "Stage 1 divides the optimizer states",
     "zero2": "Stage 2 divides the gradients as well",
     "zero3": "Stage 3 divides the weights as well",
 }
 SHOWN = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer states", "other": "the rest"}
 TITLE = "Llama-3-8B on eight GPUs: tensors of each at its peak"
-NOTE = """The same losses within 1e-6, measured with small models in fp32.
-Memory: counted without a GPU on rank 0 of eight, run alone;
-stages 2 and 3 measured on an H200 as well.
-DDP's 128 GB are the usual count, 16 bytes a parameter, by arithmetic.
-The rest of its bar: this study's optimizer makes gradients in fp32, too."""
-
 
 INK, INK_AT_NIGHT = "#1d1d1f", "#e6edf3"
 LORA = "LoRA on Llama-3-8B, stage 3, recomputed: peak of a rank"
@@ -61,7 +56,7 @@ def of_memory(runs: Runs, ink: str = INK) -> Figure:
     beyond_gb = sizes["ddp", "gradients"] - sizes["ddp", "weights"]
     sizes["ddp", "gradients"] -= beyond_gb
     sizes["ddp", "other"] += beyond_gb
-    drawing, ax = plain(4.2, TITLE, NOTE, ink)
+    drawing, ax = plain(4.1, TITLE, ink)
     for place, (arm, name) in enumerate(STAGES.items()):
         ax.text(0, place - 0.34, name, color=ink, fontsize=10.5)
         end_gb = 0
@@ -70,30 +65,30 @@ def of_memory(runs: Runs, ink: str = INK) -> Figure:
             ax.barh(place, size_gb, 0.5, end_gb, color=style.PARTS[part], label="" if place else label, **style.EDGE)
             end_gb += size_gb
         ax.text(end_gb + 2, place, f"{end_gb:.0f} GB", color=ink, fontsize=13, fontweight="bold", va="center")
-    ax.set(xlim=(0, 190), ylim=(len(STAGES) - 0.2, -0.8))
+    ax.set(xlim=(0, 190), ylim=(len(STAGES) + 0.4, -0.8))
     ax.legend(loc="lower right", labelcolor=ink)
     return drawing
 
 
-def plain(height: float, title: str, note: str, ink: str) -> tuple[Figure, Axes]:
-    """Return a figure without axes, in an ink that its page shows."""
-    drawing = Figure(figsize=(5.4, height), layout="constrained", facecolor="none")
+def plain(height: float, title: str, ink: str) -> tuple[Figure, Axes]:
+    """Return a figure without axes, in an ink that its page shows. What to know of it is text of that page."""
+    drawing = Figure(figsize=(style.WIDTH, height), layout="constrained", facecolor="none")
     ax = drawing.subplots()
     ax.set_axis_off()
-    ax.set_title(title, color=ink, fontsize=11, fontweight="bold")
-    drawing.supxlabel(note, x=0.01, ha="left", fontsize=9, color=ink)
+    ax.set_title(textwrap.fill(title, style.TITLE_LETTERS), color=ink, fontsize=11, fontweight="bold")
     return drawing, ax
 
 
 @style.figure
 def of_lora(runs: Runs, ink: str = INK) -> Figure:
     """The peak of rank 0 with adapters, by release and by how it recomputes."""
-    drawing, ax = plain(2.9, LORA, "Rank 0 of eight, run alone on an H200: one run each.", ink)
+    drawing, ax = plain(2.9, LORA, ink)
     found = runs.select(model="llama3-8b", lora_rank=16, checkpointing=True).done
     for place, run in enumerate(sorted(found, key=lambda run: -metrics.value(run.record, "tracked_peak_bytes"))):
         software, size_gb = run.record.software, metrics.value(run.record, "tracked_peak_bytes") / 1e9
         name = f"deepspeed {software['deepspeed']}, transformers {software['transformers']}"
-        ax.text(0, place - 0.36, f"{name}, use_reentrant={run.record.requested.reentrant}", color=ink, fontsize=9.5)
+        recomputes = "reentrant" if run.record.requested.reentrant else "not reentrant"
+        ax.text(0, place - 0.36, f"{name}, {recomputes}", color=ink, fontsize=9.5)
         ax.barh(place, size_gb, 0.4, color=style.PARTS["weights"], **style.EDGE)
         ax.text(size_gb + 0.3, place, f"{size_gb:.1f} GB", color=ink, fontsize=12, fontweight="bold", va="center")
     ax.set(xlim=(0, 21), ylim=(len(found) - 0.6, -0.8))
@@ -103,7 +98,7 @@ def of_lora(runs: Runs, ink: str = INK) -> Figure:
 @style.figure
 def of_fit(runs: Runs, ink: str = INK) -> Figure:
     """Each run of four sets: what was predicted over what was measured, of memory and of seconds."""
-    drawing, ax = plain(2.6, FIT, "A dot is a run, of four sets of runs with a GPU.", ink)
+    drawing, ax = plain(2.6, FIT, ink)
     later = [on_gpu.table(load(folder / "runs"), folder) for folder in on_gpu.LATER]
     rows = pd.concat([on_gpu.table(runs), *later])
     for place, (name, column) in enumerate(
@@ -123,12 +118,7 @@ def of_fit(runs: Runs, ink: str = INK) -> Figure:
 @style.figure
 def of_releases(_: Runs, ink: str = INK) -> Figure:
     """Which releases of DeepSpeed get something wrong with stage 2 without a message."""
-    drawing, ax = plain(
-        2.7,
-        RELEASES,
-        "Filled: wrong without a message, with stage 2 on CPUs; 0.18.9 with stage 3.",
-        ink,
-    )
+    drawing, ax = plain(2.7, RELEASES, ink)
     kept = releases.answers()
     asked = sorted({*kept.query("adapter == 'zero2'")["deepspeed"]}, key=Version)
     differs = kept.query("kind == 'differs'").groupby(["adapter", "property"])["deepspeed"].agg(set)
@@ -150,7 +140,7 @@ def of_releases(_: Runs, ink: str = INK) -> Figure:
 @style.figure
 def of_claims(_: Runs, ink: str = INK) -> Figure:
     """How many claims of papers and how many of articles have each verdict."""
-    drawing, ax = plain(3.7, CLAIMS, "Four articles that were given, five papers that we chose.", ink)
+    drawing, ax = plain(3.5, CLAIMS, ink)
     for row, (source, part) in enumerate({"papers": "weights", "articles": "other"}.items()):
         of_source = verdicts.counts(claim for claim in texts.claims() if source in claim.kinds)
         for place, (verdict, number) in enumerate(of_source.items()):

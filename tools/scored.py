@@ -14,9 +14,8 @@ import pandas as pd
 
 from study.core.text import say, show
 from study.predict.outside import published, scores
+from study.predict.outside.predicting import why_not
 from study.report.topics import on_gpu
-
-DECIDES = ("config", "dtype", "n_gpus", "seq", "micro_batch", "gpu_name")  # without these nothing is predicted
 
 
 def by_set() -> list[dict]:
@@ -41,12 +40,8 @@ def refused() -> list[dict]:
     known = {row.key: row for row in published.rows()}
     reasons: Counter[tuple[str, str]] = Counter()
     for each in scores.numbers():
-        row = known[each.key]
-        own = row.memory_not_predicted if each.quantity == "memory" else row.time_not_predicted
-        unsaid = [name for name in DECIDES if getattr(row, name) is None]
-        reason = row.not_predicted or own or (unsaid and f"unsaid: {', '.join(unsaid)}") or "the predictor refuses it"
         if each.ours is None:
-            reasons[each.quantity, reason] += 1
+            reasons[each.quantity, why_not(known[each.key], each.quantity) or "the predictor refuses it"] += 1
     return [{"quantity": quantity, "numbers": n, "why": why} for (quantity, why), n in reasons.most_common()]
 
 

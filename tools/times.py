@@ -37,7 +37,7 @@ def table() -> pd.DataFrame:
             training = Training(named(MODEL), RECIPES["bf16_cast"], batch, placement)
             steps[arm] = step_time(training, Hardware(gpu=GPUS[GPU]))
         ddp = steps[BASELINE]
-        activations = {Recomputation.ALL: "recomputed", Recomputation.NONE: "kept"}[batch.recomputation]
+        activations = "recomputed" if batch.recomputation is Recomputation.ALL else "kept"
         setting = f"{batch.passes} x {batch.tokens}, {activations}"
         for arm, step in steps.items():
             about = {

@@ -32,7 +32,7 @@ def table() -> pd.DataFrame:
 
 @style.figure
 def picture(rows: pd.DataFrame) -> Figure:
-    drawing = Figure(figsize=(4.6, 5.6), layout="constrained")  # a phone shows it at its own size
+    drawing = Figure(figsize=(style.WIDTH, 5.6), layout="constrained")
     left, right = drawing.subplots(2, 1)
     begin = rows["weights"] * 0
     for part, coloured in HELD.items():
@@ -43,7 +43,7 @@ def picture(rows: pd.DataFrame) -> Figure:
     left.set_title("Held by rank 0 of 2, after the backward pass")
     left.set_xlabel("MB; 4 P is 1.05")
     left.set_xlim(right=5.9)
-    left.legend(loc="lower right", fontsize=8)
+    left.legend(loc="lower right")
     for place, (label, colour) in enumerate(SENT.items()):
         right.barh(
             [y + 0.4 * place - 0.2 for y in range(len(rows))], rows[label], 0.4, label=label, color=colour, **style.EDGE
@@ -51,7 +51,7 @@ def picture(rows: pd.DataFrame) -> Figure:
     style.name_bars(right, rows.index)
     right.set_title("Sent by rank 0 in a step")
     right.set_xlabel("MB")
-    right.legend(loc="upper right", fontsize=8)
+    right.legend(loc="upper right")
     return drawing
 
 

@@ -47,8 +47,8 @@ def advise(
         details: Also show what was assumed, how accurate predictions were, and the command that explains the choice.
     """
     shape = asked_for(model, training.sequence or 1)
-    is_default = training.precision is None
-    if is_default and shape.is_partly_frozen:  # arms that differ in precision would be compared by it
+    precision = training.precision
+    if precision is None and shape.is_partly_frozen:  # arms that differ in precision would be compared by it
         training = replace(training, precision="bf16_cast")
     advice = advice_on(shape, training, place, step)
     first = [answer.enough(advice, step.batch)] if training.gpus is None else []
@@ -72,9 +72,9 @@ def advise(
             "--batch": step.batch,
             "--link": place.link,
             "--host-memory": step.host_memory,
+            "--precision": precision,
         }
-        unsaid = {option for option, value in given.items() if value is None}
-        say_wrapped(*accuracy.in_short(advice, unsaid | ({"--precision"} if is_default else set())))
+        say_wrapped(*accuracy.in_short(advice, given))
     return answer.in_json(advice) | {
         "in_words": lines,
         "detail": detail,

@@ -167,9 +167,15 @@ def list_claims(chosen: Sequence[Found]) -> None:
             say(f"{what}, which are no claims: {len(told)}")
             say_wrapped(*[f"  {each.document} {each.said}" for each in told], indent="      ")
     for text in texts.texts():
-        if text.findings and [*text.claim] == chosen:
+        if [*text.claim] != chosen:
+            continue
+        if text.findings:
             times = number_of(len(text.findings), "times")
             say_wrapped("", f"It contradicts itself {times}: study claims {text.document} contradictions.")
+        if agree := [each for several in text.checked for each in several.agree]:
+            say_wrapped(
+                f"Of {len(agree)} of its numbers that follow from others {sum(agree)} agree: reports/answers/claims.md."
+            )
     say("", "study claims ID shows one with its quote and its evidence.")
 
 
@@ -275,8 +281,13 @@ def row_of(row: comparison.Compared, theirs: str = "yours") -> dict:
     if has_range and row.values and is_number(row.values[0]):  # a median would hide the one that differs
         least, most = in_full(row.values[0]), in_full(row.values[-1])
         of_runs = least if least == most else f"{least} to {most}"
-    numbers = {"committed": kept, theirs: of_runs}
-    return {"claim": row.claim, "evidence": row.evidence.what} | numbers | {"answer": row.answer}
+    return {
+        "claim": row.claim,
+        "evidence": row.evidence.what,
+        "committed": kept,
+        theirs: of_runs,
+        "answer": row.answer,
+    }
 
 
 def say_runs(rows: Sequence[comparison.Compared]) -> None:

@@ -93,8 +93,12 @@ def start(words: list[str]) -> None:
         return say_version()
     if name not in COMMANDS:
         raise Stop(f"there is no command {name}", meant_by(name))
-    with naming_the_missing_package(), naming_who_answers(name, options):
+    try:
         answer = _answer(name, options)
+    except ModuleNotFoundError as error:
+        raise without_package(error) from None
+    except Stop as stop:
+        raise with_who_answers(stop, name, options) from None
     # `study doctor` has to answer before it ends with its exit code, and `study arms` for each arm.
     # Of None nobody knows whether it is fine: the question is not answered.
     rows = answer if isinstance(answer, list) else [answer]
@@ -117,31 +121,22 @@ def meant_by(name: str) -> str:
     return nearest(name, COMMANDS)
 
 
-@contextlib.contextmanager
-def naming_the_missing_package() -> Iterator[None]:
-    try:
-        yield
-    except ModuleNotFoundError as error:  # its subclass PackageNotFoundError asks for a version
-        package = str(error.name).partition(".")[0]
-        if package == "study":
-            raise
-        raise Stop(f"this needs {package}, which the light install does not have", FULL_INSTALL) from None
+def without_package(error: ModuleNotFoundError) -> Exception:
+    """Return the sentence for a package that is missing: it may also be an error of this study."""
+    package = str(error.name).partition(".")[0]  # the subclass PackageNotFoundError asks for a version
+    if package == "study":
+        return error
+    return Stop(f"this needs {package}, which the light install does not have", FULL_INSTALL)
 
 
-@contextlib.contextmanager
-def naming_who_answers(name: str, options: list[str]) -> Iterator[None]:
-    """Name the command that answers an id, where the one that was typed cannot."""
-    try:
-        yield
-    except BadOption:
-        raise
-    except Stop as stop:
-        if name in OF_IDS:
-            from study.cli.ids import answering  # it reads all that has an id
+def with_who_answers(stop: Stop, name: str, options: list[str]) -> Stop:
+    """Return a refusal with the command that answers an id, where the one that was typed cannot."""
+    if name not in OF_IDS or isinstance(stop, BadOption):
+        return stop
+    from study.cli.ids import answering  # it reads all that has an id
 
-            if remedy := answering([word for word in options if not word.startswith("-")]):
-                raise Stop(stop.what, remedy) from None
-        raise
+    remedy = answering([word for word in options if not word.startswith("-")])
+    return Stop(stop.what, remedy) if remedy else stop
 
 
 def _answer(name: str, options: list[str]) -> object:
@@ -160,8 +155,8 @@ def _answer(name: str, options: list[str]) -> object:
         if as_json and command.__annotations__["return"]:  # the others have no such option
             options = [word for word in options if word != "--json"]
         # An option in a dataclass has the name of its field alone: --gpu, and not --place.gpu.
-        with saying_size_of_gpu(options):
-            answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
+        answer = parsed(command, tyro.conf.OmitArgPrefixes, prog=f"study {name}", args=options)
+    say_size_of_gpu(options)
     if as_json:
         say(json.dumps(answer, indent=1, default=str))
     return answer
@@ -198,11 +193,9 @@ def say_repeated(options: list[str]) -> None:
             say_aside(f"{word} is given more than once: the last counts")
 
 
-@contextlib.contextmanager
-def saying_size_of_gpu(options: list[str]) -> Iterator[None]:
+def say_size_of_gpu(options: list[str]) -> None:
     """Say below an answer which GPU a name was taken as, if it is sold in several sizes and nobody gives one."""
     words = [part for word in itertools.takewhile("--".__ne__, options) for part in word.split("=", 1)]
-    yield  # a mistake is one sentence: of that nothing is said
     if "--gpu" in words and "--gpu-memory" not in words:
         from study.core.gpus import taken
 

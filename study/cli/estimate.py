@@ -65,32 +65,26 @@ def training_of(
     training: TrainingFlags,
     place: PlaceFlags,
     passes: PassFlags,
-    buckets: int | None,
-    device: Device = "cuda",
-    homes: tuple[str, str] | None = None,
+    arm: arms.Arm,
+    device: Device,
+    buckets: int | None = None,
     keys: Keys = (),
     sync_each_batch: bool = False,
 ) -> tuple[Training, Hardware | None]:
     """Return the training under an arm, and the machine; None if its kind of GPU is not given."""
     if device == "cpu" and place.gpu:
         raise Stop(f"--device cpu has no --gpu (got {place.gpu})", "leave one of them out")
-    arm = arms.load_arm(passes.arm, of_a_run=True)
     if arm.distributed_type == "NO":
         training = replace(training, gpus=1)  # whatever --gpus says: this arm uses one
-    has_gpu = names_gpu(place)
+    has_gpu = bool(place.gpu or (place.machine and calibration.read(place.machine).gpu))
     known = place if has_gpu else anywhere(place)
     step = StepFlags(checkpointing=passes.checkpointing, sync_each_batch=sync_each_batch)
     question = Question.of(model, training, known, step)
-    arm = settled_arm(arm, question.gpus, question.local, buckets, homes, keys)
+    arm = settled_arm(arm, question.gpus, question.local, buckets, keys=keys)
     ours = question.training(arm, passes.micro_batch, passes.accumulation)
     if device == "cpu":
         return in_host_memory(ours, passes), calibration.on_cpu(place.machine, ours.placement.ranks)
     return ours, question.machine if has_gpu else None
-
-
-def names_gpu(place: PlaceFlags) -> bool:
-    """Whether a flag or the machine.json says the kind of GPU."""
-    return bool(place.gpu or (place.machine and calibration.read(place.machine).gpu))
 
 
 def anywhere(place: PlaceFlags) -> PlaceFlags:
@@ -174,7 +168,7 @@ def estimate(
     keys = deepspeed_keys.counted(read.get("deepspeed") or arm.deepspeed, shape.hidden, buckets=buckets)
     if arm.deepspeed and "deepspeed" in read and buckets is None:
         read["buckets"] = int(dict(keys)[deepspeed_keys.REDUCED])
-    ours, machine = training_of(shape, training, place, passes, buckets, device, homes, keys, sync_each_batch)
+    ours, machine = training_of(shape, training, place, passes, arm, device, buckets, keys, sync_each_batch)
     needs = estimates.Needs.of(arm, precision, training.precision is None, ours, machine, place.gpus_per_node)
     unread = [*unread_of_arm(arm, training, buckets, sync_each_batch)]
     unread += unread_of_place(arm, ours.placement.ranks, place, ours.model)
@@ -200,7 +194,7 @@ def estimate(
     notes += answer.shape_note(ours.model, model.params)
     show_needs(needs, notes, estimates.of_states(states, parameters, precision))
     if details:
-        assumed = accuracy.of_model_and_gpu(ours.model, needs.on_gpu.gpu if needs.on_gpu else None)
+        assumed = accuracy.of_model_and_gpu(ours.model, needs.gpu)
         say("", "Predicted for:")
         say_wrapped(*assumed, indent="  ", first="- ")
         say_wrapped("", *(accuracy.accuracy() if needs.step else accuracy.accuracy_of_memory()), indent="  ")
@@ -244,8 +238,7 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
     if config.endswith(".json"):
         if settings["arm"] is None:
             raise Stop(f"{config} names no stage of ZeRO, nor FSDP", "give --arm alone")
-        read = {name: settings[name] for name in ("arm", "homes")}
-        read["deepspeed"] = settings["deepspeed"]
+        read = {name: settings[name] for name in ("arm", "homes", "deepspeed")}
     for flags, names in (
         (training, ("gpus", "precision", "optimizer")),
         (passes, ("micro_batch", "accumulation", "checkpointing")),
@@ -273,5 +266,5 @@ def in_json(needs: estimates.Needs) -> dict:
         "kinds": asdict(needs.kinds) if needs.kinds else None,
         "inside_nodes": needs.inside_nodes,
         "step": asdict(needs.step) if needs.step else None,
-        "fits": needs.on_gpu.fits if needs.on_gpu else None,
+        "fits": needs.fits,
     }

@@ -1,6 +1,7 @@
 """`study explain`: what is behind a sentence that a command printed, by the id in brackets; and what a word means."""
 
 import re
+from operator import itemgetter
 from typing import Annotated
 
 import tyro
@@ -13,6 +14,7 @@ from study.core.errors import Stop, nearest
 from study.core.text import say, say_wrapped
 from study.ledger import search, texts
 from study.records.compare import REASONS
+from study.records.groups import grouped
 
 SOME = 3  # ids of a group that are named
 LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
@@ -54,7 +56,7 @@ def explain(
             count_kinds(rows)
         return rows
     answers: list[dict] = []
-    for id in asked(ids):
+    for id in terms(ids):
         row = word(id)
         of_id = by_key().get(key(id))
         of_key = keys().get(key(id))
@@ -77,8 +79,8 @@ def explain(
     return answers
 
 
-def asked(ids: tuple[str, ...]) -> list[str]:
-    """Return what is asked for: words that together have a meaning, such as `optimizer states`, are one.
+def terms(ids: tuple[str, ...]) -> list[str]:
+    """Return the terms to explain: words that together have a meaning, such as `optimizer states`, are one.
 
     Of a question, such as `why is stage 2 smaller than stage 1`, what is known is asked for: both stages.
     """
@@ -122,10 +124,8 @@ def claim_named(id: str) -> str:
 
 def count_kinds(rows: list[dict]) -> None:
     """Print what there is to explain: each kind, how many sentences are of it, and some of their ids."""
-    kinds: dict[str, list[str]] = {}
-    for row in rows:
-        kinds.setdefault(row["kind"], []).append(row["id"])
     say(f"{len(rows)} sentences have an id. Commands print it in brackets. To see one: study explain second_bucket", "")
-    for kind, ids in kinds.items():
-        say_wrapped(f"{len(ids):>4} of the kind “{kind}”, such as {', '.join(ids[:SOME])}", indent="       ")
+    for kind, alike in grouped(rows, itemgetter("kind")).items():
+        some = ", ".join(row["id"] for row in alike[:SOME])
+        say_wrapped(f"{len(alike):>4} of the kind “{kind}”, such as {some}", indent="       ")
     say("", "study explain --all lists all; `study explain --all | grep clip` finds those about clipping.")

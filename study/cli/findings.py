@@ -43,7 +43,7 @@ def show_behind(each: Explained) -> dict:
     say_wrapped(*filter(None, lines), indent="    ")
     tests = of.tests[:MOST_TESTS] or ["in tests/ of the repository, which an installed package does not have"]
     say(*(f"Test: {test}" for test in tests), "")  # paths to copy: they are not wrapped
-    about = {
+    return asdict(each) | {
         "setting": setting,
         "rests_on": of.rests_on,
         "table": of.written,
@@ -51,4 +51,3 @@ def show_behind(each: Explained) -> dict:
         "conditions": of.conditions,
         "tests": of.tests,
     }
-    return asdict(each) | about

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from study.core.gpus import num_gpus
 from study.core.shapes import is_local
 from study.core.text import number_of, say, say_wrapped, show
 from study.known.findings import with_id
+from study.records.groups import grouped
 from study.sweeps import launches
 
 # Where an arm keeps something, by the word that DeepSpeed's config has for the offloading.
 HOMES = {"none": "device", "cpu": "host", "nvme": "disk"}
+COLUMNS = ("stage", "optimizer states", "weights", "here")
 
 
 def arms(names: tuple[str, ...] = (), /) -> list[dict]:
@@ -38,7 +41,10 @@ def arms(names: tuple[str, ...] = (), /) -> list[dict]:
             here = [row["here"] == "yes" for row in rows if _kind(row) == kind]
             counts += [f"{sum(here)} of {number_of(len(here), f'{kind}s')}"] if here else []
         say(f"{' and '.join(counts)} can run on this machine.", "")
-    _show_arms(rows)
+    for row in rows:
+        if "mistakes" in row:
+            _tell_mistakes(row["arm"], row["mistakes"])
+    _show_table([row for row in rows if "mistakes" not in row])
     if is_of_study:
         say("")
         for name, path in all_paths().items():
@@ -51,18 +57,6 @@ def arms(names: tuple[str, ...] = (), /) -> list[dict]:
             f"accelerate_configs/variants/: {', '.join(variants)}.",
         )
     return rows
-
-
-def _show_arms(rows: list[dict]) -> None:
-    """Print the mistakes of files that cannot be arms, then what the others say."""
-    fine = []
-    for row in rows:
-        if "mistakes" in row:
-            _tell_mistakes(row["arm"], row["mistakes"])
-        else:
-            fine.append(row)
-    if fine:
-        _show_table(fine)
 
 
 def _tell_mistakes(name: str, mistakes: list[str]) -> None:
@@ -82,21 +76,14 @@ def _kind(row: dict) -> str:
 
 def _show_table(rows: list[dict]) -> None:
     """Print what the files of arms say, then of variants, and below each reason why some cannot run here, once."""
-    tables: dict[str, list[dict]] = {}
-    for row in rows:
-        kind = _kind(row)
-        shown = {kind: row["arm"]} | {name: row[name] for name in ("stage", "optimizer states", "weights")}
-        tables.setdefault(kind, []).append(shown | {"here": row["here"].partition(":")[0]})
-    for table in tables.values():
-        show(table)
+    for kind, alike in grouped(rows, _kind).items():
+        shown = [{kind: row["arm"]} | {name: row[name] for name in COLUMNS} for row in alike]
+        show([row | {"here": row["here"].partition(":")[0]} for row in shown])
         say("")
-    alike: dict[str, list[str]] = {}
-    for row in rows:
-        alike.setdefault(row["here"], []).append(row["arm"])
-    alike.pop("yes", None)
-    for here, names in alike.items():
-        who = "all" if len(names) == len(rows) > 1 else ", ".join(names)
-        say_wrapped(f"{who}: {here}", indent="    ")
+    for here, alike in grouped(rows, itemgetter("here")).items():
+        if here != "yes":
+            who = "all" if len(alike) == len(rows) > 1 else ", ".join(row["arm"] for row in alike)
+            say_wrapped(f"{who}: {here}", indent="    ")
 
 
 def _row(name: str, gpus: int) -> dict[str, Any]:

@@ -126,9 +126,16 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     _ask(message, known, causes, pasted.text, {path.name for path in paths}, _says_no_adapters(error))
     if not which.words:  # one that fits is what failed
         say_wrapped("`study advise` predicts which arms fit, and how long their steps take.")
-    found: dict[str, Any] = {"error": asdict(message), "causes": list(map(asdict, causes)), "taken_as": known.used}
-    found |= {"mistakes": list(map(asdict, differ)), "fine": not any(each.is_surely_wrong for each in differ)}
-    return found | {"read": read_words, "predicted": which.words or None, "contradiction": contradiction}
+    return {
+        "error": asdict(message),
+        "causes": list(map(asdict, causes)),
+        "taken_as": known.used,
+        "mistakes": list(map(asdict, differ)),
+        "fine": not any(each.is_surely_wrong for each in differ),
+        "read": read_words,
+        "predicted": which.words or None,
+        "contradiction": contradiction,
+    }
 
 
 def with_defaults(text: str) -> tuple[str, list[str]]:

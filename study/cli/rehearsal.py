@@ -15,11 +15,10 @@ from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during, one_by_one, say_aside, say_wrapped
 from study.records import store
 from study.rehearsal import alternatives
-from study.rehearsal.group import Group, group_of_config
-from study.rehearsal.launchers import LAUNCHERS, StartedScript, launched, misplaced
+from study.rehearsal.launchers import LAUNCHERS, Group, StartedScript, group_of_config, launched, misplaced
 from study.rehearsal.request import Failure, Request
-from study.rehearsal.scripts import found
-from study.rehearsal.start import parts_from_rank_1, ran, tried
+from study.rehearsal.scripts import locate
+from study.rehearsal.start import parts_from_rank_1, run_request, try_arm
 
 RANKS = 8  # of a group, and of a machine, if nobody says it
 MOST_RANKS = 100_000
@@ -38,10 +37,6 @@ class Machines:
     """A kind of GPU, such as H100 or 3090: what it would show, and whether it fits. An unknown name lists all."""
     gpus_per_node: int | None = None
     """Ranks on one machine. Default: as the launcher or the config says, otherwise 8."""
-
-    def __post_init__(self) -> None:
-        if self.ranks is not None:
-            refuse_beyond("--ranks", self.ranks, MOST_RANKS)
 
     def among(self, *groups: Group) -> tuple[int, int]:
         """Return the ranks, and those of a machine: as asked, or as the first of these groups that says it."""
@@ -69,8 +64,7 @@ class HowFar:
 
     def __post_init__(self) -> None:
         refuse_beyond("--steps", self.steps, 1000)
-        if self.tokens is not None:
-            refuse_beyond("--tokens", self.tokens, 10_000_000)
+        refuse_beyond("--tokens", self.tokens, 10_000_000)
         refuse_beyond("--timeout", self.timeout, 86400)
 
 
@@ -130,12 +124,12 @@ def rehearse(
 
 def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -> dict:
     """Run the script, say what its rank holds, and what it would hold with other arms."""
-    answer = ran(request, folder, timeout_s)
+    answer = run_request(request, folder, timeout_s)
     if answer.failure or not answer.updates:
         return failed(answer.failure or Failure("script", "it made no update of an optimizer"), request)
     if parted := parts_from_rank_1(request, answer, folder, timeout_s):
         return failed(parted, request)
-    rows = [tried(arm, request, folder / arm.name, timeout_s) for arm in one_by_one(arms, "arm")]
+    rows = [try_arm(arm, request, folder / arm.name, timeout_s) for arm in one_by_one(arms, "arm")]
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     files = engines.texts_of(filter(None, [request.script, request.config_file]))
     command = " ".join(["accelerate launch", *request.launch_words, request.script, *request.words])
@@ -149,7 +143,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
 def request_of(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:
     """Return the request for a rehearsal. Raise Stop if the words make none."""
     launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
-    path, module = found(launch.script)
+    path, module = locate(launch.script)
     if script in LAUNCHERS:
         for name in misplaced(launch.words, path.read_text(errors="replace")):
             say_aside(f"{name} went to {path.name}, which does not name it. For study virtual write it before {script}")

@@ -52,7 +52,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
     say_wrapped(*rehearsals.in_fp32(record.observed))
     if request.gpu:
         say_wrapped(*rehearsals.longest_seen(of))
-    say_wrapped(*rehearsals.other_arm(of.fits, rows))
+    say_wrapped(*rehearsals.other_arm(of.device.fits, rows))
     show(list(map(rehearsals.row_of, rows)))
     step = show_seconds(of, folder) if request.gpu else None
     say_wrapped(*rehearsals.parts_of_peak(of), *rehearsals.evaluation(of), *rehearsals.saving(of))
@@ -72,7 +72,7 @@ def in_json(of: Rehearsed, findings: list[dict], step: StepTime | None) -> dict:
         "parts": of.peak.parts,
         "after_step": of.record.memory.components.per_rank[0].after_step,
         "device": asdict(of.device),
-        "fits": of.fits,
+        "fits": of.device.fits,
         "findings": findings,
         "step": asdict(step) if step else None,
         "ranks_compared": of.request.compares_ranks,

@@ -60,13 +60,13 @@ def stack(
         notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")
     notes += engines.started(differ, words)
     say_wrapped(*map(in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
-    answer = told(AskedStack.of(used, flags, config, symptom, releases), notes, details)
+    answer = show_faults(AskedStack.of(used, flags, config, symptom, releases), notes, details)
     is_wrong = any(each.is_surely_wrong for each in (*differ, *mistaken))
     said = {"contradictions": list(map(asdict, differ)), "mistakes": list(map(asdict, mistaken))}
     return answer | said | {"fine": answer["fine"] and not is_wrong}
 
 
-def told(asked: AskedStack, notes: list[str], details: bool) -> dict:
+def show_faults(asked: AskedStack, notes: list[str], details: bool) -> dict:
     """Print and return which faults apply, and may."""
     found = priorities.ranked(asked)
     answer = in_words(asked, found, " ".join(notes))

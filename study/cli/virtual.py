@@ -63,7 +63,7 @@ def virtual(
     refuse_failed(record, model)
     show_rank(record, training.ranks)
     if path := machine or calibration.from_environment():
-        show_seconds(model, training, passes, path)
+        show_seconds(model, training, passes, arm, path)
     return record.model_dump(mode="json", by_alias=True)
 
 
@@ -84,11 +84,11 @@ def refuse_failed(record: Record, model: Wanted) -> None:
     raise Stop(record.error.message, remedy)
 
 
-def show_seconds(model: Wanted, training: TrainingFlags, passes: PassFlags, path: Path) -> None:
+def show_seconds(model: Wanted, training: TrainingFlags, passes: PassFlags, arm: Arm, path: Path) -> None:
     """Say how long a step of all ranks takes on a machine that was measured."""
     device: Device = "cuda" if calibration.read(path).gpu else "cpu"
     shape, place = asked_for(model, training.sequence or 1), PlaceFlags(machine=path)
-    ours, there = training_of(shape, training, place, passes, None, device)
+    ours, there = training_of(shape, training, place, passes, arm, device)
     if there:
         say_wrapped(estimates.time_line(Prediction(ours).step(there)))
 
@@ -138,8 +138,8 @@ def show_rank(record: Record, ranks: int) -> None:
     say_wrapped(f"Rank 0 of {ranks}, run alone (virtual), holds {size(rank.tracked_peak_bytes)} at the peak.", "")
     rows = []
     for name in at_peak | after | {"gradients": 0}:  # often there are none at either time
-        sizes = {"at the peak": size(at_peak.get(name, 0)), "after a step": size(after.get(name, 0))}
-        rows.append({"component": name} | sizes)
+        at_end = size(after.get(name, 0))
+        rows.append({"component": name, "at the peak": size(at_peak.get(name, 0)), "after a step": at_end})
     show(rows)
     moved = {kind: sent.bytes for kind, sent in record.traffic.per_rank[0].items()}
     say_wrapped("", f"{estimates.collectives(moved)}; sequences: {record.observed.data_source}")

@@ -62,7 +62,7 @@ def kind_of(config: dict) -> str:
     return "NO"
 
 
-def mistakes_in_yaml(config: dict, stage: int | None, *, of_a_run: bool = False) -> Iterator[str]:
+def mistakes_in_yaml(config: dict, stage: int | None, *, of_a_run: bool) -> Iterator[str]:
     """Yield what is wrong in Accelerate's yaml. `stage` is that of its DeepSpeed config; None if it is not known.
 
     `of_a_run`: it is of somebody's trainer, and may have all that Accelerate takes and that changes no memory.

@@ -290,14 +290,15 @@ def load_arm(name: str, *, of_a_run: bool = False) -> Arm:
 
 def mistakes_of(name: str) -> list[Mistake]:
     """Return all that is wrong with the files of an arm, by its name or its file. Raise Stop without a yaml."""
-    path = Path(name) if is_file_name(name) else all_paths().get(name)
-    if path is None:
-        raise Stop(f"{name!r} is not an arm", "choose one of `study arms`")
-    return files_of(path).mistakes
+    return files_of(Path(name) if is_file_name(name) else _path_of(name)).mistakes
 
 
 @functools.cache
 def _of_name(name: str) -> Arm:
+    return read(_path_of(name))
+
+
+def _path_of(name: str) -> Path:
     if name not in all_paths():
         if name.endswith(".json"):
             raise Stop(f"{name!r} is not an arm", "give the .yaml of Accelerate that names this file")
@@ -307,7 +308,7 @@ def _of_name(name: str) -> Arm:
         if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if is_local(str(path))]:
             remedy = f"to give a file, write its path: {here[0]}"
         raise Stop(f"{name!r} is not an arm", remedy)
-    return read(all_paths()[name])
+    return all_paths()[name]
 
 
 def of_stage(name: str) -> str:

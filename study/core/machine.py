@@ -133,6 +133,11 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {package: version(package) for package in PACKAGES}
 
 
+def packages_first(folder: Path) -> dict[str, str]:
+    """Return the variable by which another Python finds the packages of a folder before those that are installed."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
+
+
 def put_programs_on_path() -> None:
     """Let this process and its children find the environment's own programs, such as ninja, if nobody activated it."""
     # Not resolved: in a virtual environment python is a link, and its programs are beside the link.

@@ -30,39 +30,36 @@ def parsed(command: Callable, *config, **options):
 
     The help shows `--gpu STR` where None is the default.
     """
-
     words = list(itertools.takewhile(lambda word: word != "--", options.get("args") or ()))
+    config = (tyro.conf.DisallowNone, *config)
+
+    def usage() -> str:
+        return tyro.extras.get_parser(command, prog=options.get("prog"), registry=OPTIONS, config=config).format_help()
 
     def refuse(event: mistakes.ParseErrorEvent) -> None:
-        usage = tyro.extras.get_parser(command, registry=OPTIONS, config=config).format_help()
-        if stop := _mistake(event, words, {*re.findall(OPTION, usage)}):
+        if stop := _mistake(event, words, {*re.findall(OPTION, usage())}):
             raise BadOption(stop.what, stop.remedy)
 
     if {"-h", "--help"} & {*words}:
-        explained = {key: options[key] for key in ("prog",) if key in options}
-        shown = tyro.extras.get_parser(command, registry=OPTIONS, config=(tyro.conf.DisallowNone, *config), **explained)
-        say(*on_one_screen(shown.format_help()))
+        say(*on_one_screen(usage()))
         raise SystemExit(0)
     with mistakes.on_parse_error(refuse):
-        return tyro.cli(command, config=(tyro.conf.DisallowNone, *config), registry=OPTIONS, **options)
+        return tyro.cli(command, config=config, registry=OPTIONS, **options)
 
 
 def _mistake(event: mistakes.ParseErrorEvent, words: list[str], known: set[str]) -> Stop | None:
     """Return what is wrong in words of a command that takes these options. None: tyro says it."""
     remedy = f"{event.prog} --help explains the options"
-    strange = [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+    for place, word in enumerate(words):  # what else is wrong may follow from that
+        if word.startswith("--") and word.partition("=")[0].replace("_", "-") not in known:
+            return _unknown(event.prog, word, words[place + 1 :], known, remedy)
     match event:
         case mistakes.UnrecognizedArgs(tokens=[word, *following]):
             return _unknown(event.prog, word, following, known, remedy)
-        case mistakes.MissingArgs() if strange:
-            return _unknown(event.prog, strange[0], [], known, remedy)
         case mistakes.MissingArgs(missing_arguments=[missing, *_]):
             return Stop(f"{event.prog} needs {_name(missing.arg)}", remedy)
         case mistakes.InvalidChoice(argument=argument) | mistakes.BadValue(argument=argument) if _choices(argument):
             return Stop(f"{_name(argument)} must be one of {', '.join(_choices(argument))}", remedy)
-        case mistakes.BadValue(argument=argument) if strange and not _name(argument).startswith("-"):
-            # Behind an unknown option tyro takes `--` for the first word.
-            return _unknown(event.prog, strange[0], [], known, remedy)
         case mistakes.BadValue(argument=argument):
             return Stop(f"{_name(argument)} must have a value", remedy)
         case mistakes.InstantiationFailure(argument=argument, message=message) if argument:

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, PositiveFloat, TypeAda
 
 from study.core.errors import Stop, nearest
 from study.core.files import beside, sentence
-from study.core.recipes import RECIPES, Recipe
+from study.core.recipes import RECIPES, Precision, Recipe
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, is_local, model_type, shape_of
 
 MOST = 10**9  # more is a typing error
@@ -67,7 +67,7 @@ class TrainerFlags:
     that losses can be compared. in_place: weights drawn in each run and never saved, for models that are too large to
     save; losses of two arms are then not comparable. none: tensors with shapes but no values, which need no memory, for
     virtual ranks only. Default: pretrained for a hub name, random otherwise."""
-    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure"] = "fp32"
+    precision: Precision = "fp32"
     """fp32: everything in fp32. bf16: autocast over fp32 weights. fp16: autocast with PyTorch's loss scaling, for GPUs
     without bf16. bf16_cast: bf16 weights with an fp32 master copy. bf16_pure: weights and optimizer states in bf16;
     DeepSpeed still keeps a master copy, also in bf16."""

@@ -212,12 +212,9 @@ def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None,
     if is_terminal is None:
         is_terminal = sys.stdout.isatty()
     width = min(WIDTH, _columns(is_terminal, WIDTH))
-    whole = BEFORE_UNIT.sub(GLUE, text)
     wrapper = textwrap.TextWrapper(width - len(end), first, indent, break_long_words=False, break_on_hyphens=False)
-    lines = wrapper.wrap(whole)
-    return [line.replace(GLUE, " ") + end for line in lines[:-1]] + [
-        line.replace(GLUE, " ") for line in lines[-1:] or [""]
-    ]
+    lines = wrapper.wrap(BEFORE_UNIT.sub(GLUE, text))
+    return f"{end}\n".join(lines).replace(GLUE, " ").split("\n")
 
 
 def say_wrapped(*texts: str, indent: str = "", first: str = "", end: str = "") -> None:

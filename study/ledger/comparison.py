@@ -12,7 +12,7 @@ from study.records.runs import Run
 from study.sweeps import protocol
 
 FORMULA = "the ZeRO paper's formula of model states, with other numbers"
-AGREES, DIFFERS, NO_RUNS = ANSWERS = "agree", "differ", "need other runs"
+AGREES, DIFFERS, NO_RUNS = "agree", "differ", "need other runs"
 
 
 class Compared(NamedTuple):

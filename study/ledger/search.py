@@ -58,7 +58,10 @@ LETTER = r"[^\W\d_]"
 # "1-2" is not 12.
 BETWEEN = re.compile(rf"(?<={LETTER})[ -]+|[ -]+(?={LETTER})|(?<=[^\W_])(?={LETTER})")
 # The ending that the last word loses. What is left finds all that begin so, if it is long: activ finds activations.
-ENDING = re.compile(r"(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$", re.IGNORECASE)
+ENDING = re.compile(
+    r"(?<=[a-z]{3}iz)(?:e[ds]?|ing|ations?)$|(?<=[a-z]{3}[a-rt-z])s$|(?<=[a-z]{2}[sxh])es$|(?<=[a-z]{5})(?:ing|ed)$",
+    re.IGNORECASE,
+)
 BEGINNING = re.compile(rf"{LETTER}{{3}}$")
 WORDS_OF_A_TITLE = 3  # with fewer it is another: "trillion parameter" is of claims, and of the title of one paper
 TEXT = ("head", "text", "about")  # of `fields_of`: what a claim says, without its evidence
@@ -91,7 +94,8 @@ def named(words: tuple[str, ...]) -> list[Found]:
     pools = [each for each in others if each.lower() in POOLS]
     names = [each for each in others if each.lower() in by_name]
     rest = [each for each in others if each not in {*pools, *names, *missing(words)}]
-    if rest or not (names or kinds or pools):
+    narrows = bool(names or kinds or pools)
+    if rest or not narrows:
         _refuse_nearly_a_verdict(" ".join(tokens).lower().split())
     # --- ids, documents and kinds
     chosen: list[Found] = [each for name in names for each in by_name[name.lower()]]
@@ -99,7 +103,6 @@ def named(words: tuple[str, ...]) -> list[Found]:
     if pools:
         chosen = [each for pool in pools for each in POOLS[pool.lower()]() if not names or _document(each) in documents]
     within = [each for each in (chosen if names or pools else claims()) if _kinds(each) >= {*kinds.values()}]
-    narrows = bool(names or kinds or pools)
     if narrows and not rest:
         return within or _refuse_kinds([*kinds.values()], [*names, *pools])
     if titled := _titled(" ".join(rest)):

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from study.core.files import load
 from study.core.text import is_number
 from study.known.faults import Fault, table
-from study.ledger.evidence import MAX_BYTES, MOVED, STRICT, Evidence
+from study.ledger.evidence import MAX_BYTES, MOVED, STRICT, Evidence, calculated
 
 FOLDER = Path(__file__).with_name("texts")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
@@ -26,6 +26,7 @@ TOPICS = get_args(TopicWord)
 ARXIV = re.compile(r"\d{4}\.\d{5}")  # a paper's number; typed with its version, or within an address
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 LETTERS_OF_A_CONDITION = 120  # in a list
+NEAR = 0.15  # a number is right within this share: `study explain holds`
 COUNTED = (
     "Volume is the size of the tensors that ranks hand to collectives, as the papers count. What gloo writes to its "
     "sockets is more where it reduces or reduce-scatters (`study explain socket bytes`)."
@@ -139,6 +140,27 @@ class Aside(BaseModel):
         return {source_of(self.document)}
 
 
+class Checked(BaseModel):
+    """Numbers of a text that follow from others of it, and are no claims: computed from these."""
+
+    model_config = STRICT
+
+    where: str
+    says: Annotated[tuple[float, ...], Field(strict=False)]
+    unit: str = ""
+    of: Annotated[tuple[float | str, ...], Field(strict=False)] = ("",)  # of each number, in the place of {}
+    expression: str
+    note: str = ""  # on numbers that do not agree
+
+    @property
+    def computed(self) -> list[float]:
+        return [calculated(self.expression.format(each)) for each in self.of]
+
+    @property
+    def agree(self) -> list[bool]:
+        return [abs(computed - said) <= NEAR * said for computed, said in zip(self.computed, self.says, strict=True)]
+
+
 class Text(BaseModel):
     model_config = STRICT
 
@@ -153,6 +175,7 @@ class Text(BaseModel):
     # What is central to it and no claim is about, with the reason.
     not_judged: tuple[str, ...] = Field(default=(), strict=False)
     findings: tuple[str, ...] = Field(default=(), strict=False)  # where it contradicts itself in a number that matters
+    checked: tuple[Checked, ...] = Field(default=(), strict=False)
     claim: Annotated[tuple[Claim, ...], Field(strict=False)]
 
     @property

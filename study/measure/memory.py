@@ -179,8 +179,12 @@ class MemoryWatch(TorchDispatchMode):
             if live.number > since:
                 live.phase = "backward"
 
+    def _of(self, tensor: torch.Tensor) -> Live | None:
+        """Return the storage of a tensor. None if it is not followed, as on another device."""
+        return self._live.get(id(tensor.untyped_storage()))
+
     def was_made_after(self, number: int, tensor: torch.Tensor) -> bool:
-        live = self._live.get(id(tensor.untyped_storage()))
+        live = self._of(tensor)
         return live is not None and live.number > number
 
     def numbers(self, wanted: set[str]) -> list[int]:
@@ -217,7 +221,7 @@ class MemoryWatch(TorchDispatchMode):
 
     def _follow(self, function, args, out) -> None:
         # gloo's reduce-scatter splits a tensor that the dispatcher has not seen: its own copy of the input.
-        if function is torch.ops.aten.split.Tensor and id(args[0].untyped_storage()) not in self._live:
+        if function is torch.ops.aten.split.Tensor and self._of(args[0]) is None:
             self._set_apart(args[0])
         # Most operations give one tensor, and tree_leaves takes as long as a small operation.
         # That of a view is known already.
@@ -226,7 +230,7 @@ class MemoryWatch(TorchDispatchMode):
                 self._add(leaf)
         if self.in_ddp and function is torch.ops.c10d.allreduce_.default and self._phase() == "backward":
             for bucket in tree_leaves(args[0]):
-                if (live := self._live.get(id(bucket.untyped_storage()))) is not None:
+                if (live := self._of(bucket)) is not None:
                     live.role = live.role or "buckets"
         self._rise()
 
@@ -289,7 +293,7 @@ class MemoryWatch(TorchDispatchMode):
         Neither NCCL nor a virtual rank makes this copy, so it does not count as the arm's memory.
         """
         self._add(tensor, "gloo")
-        if (live := self._live.get(id(tensor.untyped_storage()))) is not None:  # None: on another device
+        if (live := self._of(tensor)) is not None:
             self.total -= live.size
             live.size = 0
 

@@ -25,6 +25,7 @@ OPTIMIZER_SETTINGS = ("betas", "eps", "weight_decay", "fused", "amsgrad", "momen
 RECOMPUTES = ("is_activation_checkpointing", "is_gradient_checkpointing")
 # DeepSpeed's flags, the strongest first. Stages 1 and 2 silently treat `nvme` as `cpu`: so they do, whatever is asked.
 HOMES = {"swap_optimizer": "nvme", "cpu_offload": "cpu", "offload_optimizer": "cpu"}
+AUTOCAST_NAMES = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
 CLASSES = {
     "adamw": "AdamW",
     "adamw_8bit": "AdamW8bit",
@@ -64,7 +65,7 @@ def distribution(accelerator: "Accelerator | None", model, optimizer) -> Observe
         values |= {"ranks": dist.get_world_size(), "backend": dist.get_backend()}
     if CUDA:
         values["tf32"] = torch.backends.cuda.matmul.allow_tf32
-    if hasattr(model, "zero_optimization_stage"):
+    if roles.is_engine(model):
         values |= _engine(model, zero_optimizer(optimizer))
     elif roles.fsdp_version(model) == 2:
         sharding = roles.describe_fsdp(model)
@@ -114,10 +115,7 @@ def _engine(engine, zero) -> dict:
         device = engine.zero_offload_param().device
         values["offload_param"] = getattr(device, "value", device)
     if engine.torch_autocast_enabled():
-        dtype = roles.names([engine.torch_autocast_dtype()])
-        for name, known in AUTOCAST.items():
-            if known == dtype:
-                values["autocast"] = name
+        values["autocast"] = AUTOCAST_NAMES.get(engine.torch_autocast_dtype())
     if engine.zero_hpz_partition_size() > 1:
         # Ranks that share the second copy of hpZ. DeepSpeed stores the number in each parameter.
         values["second_partition_ranks"] = max(each.ds_secondary_tensor_group_size for each in engine.parameters())

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -42,6 +43,11 @@ def zero_optimizer(optimizer):
             return optimizer
         optimizer = optimizer.optimizer
     return None
+
+
+def is_engine(model) -> bool:
+    """Return whether a model is a DeepSpeed engine, which has an optimizer of its own."""
+    return hasattr(model, "zero_optimization_stage")
 
 
 def plain_model(model) -> torch.nn.Module:
@@ -147,11 +153,8 @@ def within_each_update(optimizer, context: Callable[[], AbstractContextManager])
         with context():
             return take_step(*args, **kwargs)
 
-    zero.step = step  # of this object, over that of its class
-    try:
+    with mock.patch.object(zero, "step", step):
         yield
-    finally:
-        del zero.step
 
 
 # --- FSDP ------------------------------------------------------------------------------------------------------------

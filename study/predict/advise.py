@@ -50,6 +50,7 @@ FULL = 0.95  # of a GPU, by what nvidia-smi will show: a choice, as a small miss
 MOST_GPUS = 64  # the most that `fewest` tries
 SHARING = "zero3_ulysses"  # whose ranks share sequences. How long a step takes with it no published row has tested
 MORE_ROWS = 4  # times the batch: what an advice compares with where the host decides
+Fits = Literal["yes", "only just", "no"]
 MISS = 0.1  # a peak may be larger than predicted by this share: most published peaks on GPUs were within it
 
 
@@ -267,7 +268,7 @@ def _may_differ(arm: Arm, question: Question) -> bool:
     return not is_alone
 
 
-def fits_on(gpu: Gpu, peak_bytes: float, driver_bytes: int | None = None) -> Literal["yes", "only just", "no"]:
+def fits_on(gpu: Gpu, peak_bytes: float, driver_bytes: int | None = None) -> Fits:
     """Say if a peak fits on a GPU beside a reserve. `driver_bytes` is what nvidia-smi will show, if that is known."""
     left_bytes = headroom_bytes(gpu, peak_bytes)
     if left_bytes < 0:

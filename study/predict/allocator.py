@@ -167,7 +167,7 @@ def headroom_bytes(gpu: Gpu, peak_bytes: float) -> float:
     return gpu.memory_bytes - reserve_bytes(gpu) - peak_bytes
 
 
-def kinds_of(engine: Engine, whole: Estimate, gpu: Gpu | None = None) -> MemoryKinds:
+def kinds_of(engine: Engine, whole: Estimate, gpu: Gpu | None) -> MemoryKinds:
     """The three numbers. With a GPU, PyTorch gives back unused memory near the GPU's limit."""
     outside = int(outside_bytes(engine.training))
     reserved = reserved_bytes(engine, whole, gpu.memory_bytes - outside if gpu else inf)

@@ -44,8 +44,9 @@ def named(model: str, **which: Any) -> Transformer:
     shapes.refuse_code(model)
     folder = Path(model)
     path = folder / "config.json" if folder.is_dir() else shapes.hub_config(model)
-    about = {"what": "the config of a model", "remedy": "name the folder of a model"}
-    config = files.load(path, dict, **about, most_bytes=MAX_CONFIG_BYTES, links=True)  # the Hub's cache has links
+    what, remedy = "the config of a model", "name the folder of a model"
+    # The Hub's cache has links.
+    config = files.load(path, dict, what=what, remedy=remedy, most_bytes=MAX_CONFIG_BYTES, links=True)
     check_config(config, str(path))
     return Transformer.of(config, model, **which)
 

@@ -12,7 +12,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from study.core import files
 from study.core.arms import all_paths, load_arm
@@ -77,11 +77,8 @@ class Known(NamedTuple):
 def read(path: Path) -> CalibratedMachine:
     """Read a machine.json. Raise Stop for anything else."""
     remedy = "give the machine.json that study calibrate wrote on that machine"
-    content = files.load(path, dict, what="a machine.json", remedy=remedy, most_bytes=MOST_BYTES, links=True)
-    try:
-        machine = CalibratedMachine.model_validate(content)
-    except ValidationError as error:
-        raise Stop(f"{path}: {files.sentence(error)}", remedy) from None
+    what = "a machine.json"
+    machine = files.load(path, CalibratedMachine, what=what, remedy=remedy, most_bytes=MOST_BYTES, links=True)
     unknown = [step.arm for step in machine.steps if step.arm not in all_paths()]
     if unknown or (machine.gpu and machine.gpu not in GPUS):
         raise Stop(f"{path} names {[*unknown, machine.gpu][0]!r:.80}, which is unknown here", remedy)

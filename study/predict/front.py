@@ -11,6 +11,7 @@ from study.predict.advise import (
     ORDER,
     SHARING,
     Advice,
+    Fits,
     Row,
     advise,
     fewest,
@@ -38,12 +39,11 @@ from study.predict.engines.zero import FOLLOWED
 from study.predict.estimate import HOST_PROCESS_BYTES, PUBLISHED_BYTES, Estimate, loading_bytes
 from study.predict.optimizer_states import Optimizer
 from study.predict.outside import scores
-from study.predict.pace import Pace, pace, peak_flops_per_s
+from study.predict.pace import Pace, pace
 from study.predict.placement import Fsdp, Placement
 from study.predict.prediction import Prediction, estimate, memory_kinds, step_time
 from study.predict.question import (
     ANY_GPU,
-    BUCKET_ELEMENTS,
     BUCKETS,
     MOST_ROWS,
     PlaceFlags,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from study.core.files import from_toml
+from study.core.files import beside
 from study.core.gpus import Gpu
 
 FILE = Path(__file__).with_name("pace.toml")
@@ -38,7 +38,7 @@ class Pace:
 @functools.cache
 def constants() -> dict:
     """The content of `pace.toml`."""
-    return from_toml(FILE.read_text(encoding="utf-8"))
+    return beside(__file__, FILE.name)
 
 
 @functools.cache
@@ -61,9 +61,3 @@ def class_of(kind: str, gpu: Gpu) -> str:
         if known in entry["gpus"]:
             return name
     return name
-
-
-def peak_flops_per_s(gpu: Gpu, whole: bool) -> float:
-    """The datasheet's speed of products, or a higher one that was measured. `whole`: in TF32, or fp32."""
-    reached = pace().products[class_of("products", gpu)]
-    return gpu.flops_per_s(whole) * max(1.0, reached)

@@ -14,7 +14,7 @@ from study.core.errors import Stop, nearest, refuse_beyond
 from study.core.gpus import GPUS, LINKS, Gpu, gpu_named, like
 from study.core.ignored_keys import OFFLOADS
 from study.core.recipes import RECIPES, Precision
-from study.core.settings import Tokens
+from study.core.settings import MOST, Tokens
 from study.core.text import say_aside
 from study.predict import calibration
 from study.predict.deepspeed_keys import Keys, with_keys
@@ -27,7 +27,7 @@ from study.predict.training import Batch, Quantized, Recomputation, Training
 
 GPUS_AT_MOST = 2**16  # more is a typing error
 USUAL_GPUS = 8  # those of most nodes
-ANY_GPU = "H100"  # where no number depends on the kind: its nodes are as most
+ANY_GPU = "H100-80GB"  # where no number depends on the kind: its nodes are as most
 
 
 # --- what a user says -------------------------------------------------------------------------------------------------
@@ -49,8 +49,7 @@ class TrainingFlags:
 
     def __post_init__(self) -> None:
         refuse_beyond("--gpus", self.gpus, GPUS_AT_MOST)
-        if self.sequence is not None and self.sequence < 1:
-            raise Stop(f"--sequence must be at least 1 (got {self.sequence})", "give the tokens of a sequence")
+        refuse_beyond("--sequence", self.sequence, MOST)
 
     @property
     def ranks(self) -> int:
@@ -193,10 +192,7 @@ class Question:
     pace: Pace | None = None  # the constants of a machine whose own steps were timed
 
     def __post_init__(self):
-        if not 0 < self.batch <= MOST_ROWS:
-            raise Stop(
-                f"--batch must be from 1 to {MOST_ROWS} sequences (got {self.batch})", "give the sequences of one step"
-            )
+        refuse_beyond("--batch", self.batch, MOST_ROWS)
         if self.batch % self.gpus:
             above = ceil(self.batch / self.gpus) * self.gpus
             nearest_two = " or ".join(str(rows) for rows in (above - self.gpus, above) if rows)

@@ -10,7 +10,7 @@ from study.core.recipes import Recipe
 from study.predict.loop import OURS, Loop, spared_bytes, with_fused_layers
 from study.predict.optimizer_states import Optimizer
 from study.predict.placement import Placement
-from study.predict.trace.asked import Recomputation, TraceOptions
+from study.predict.trace.options import Recomputation, TraceOptions
 from study.predict.trace.tape import Pass, Profile, Tensor
 from study.predict.trace.transformer import Transformer, traced
 

@@ -135,7 +135,7 @@ def _median(runs: list[Run], quantity: str) -> Any:
 def has_one_memory(run: Run) -> bool:
     """Return whether an arm offloads, and the machine has no GPU: what it holds on a GPU cannot be told apart."""
     observed = run.record.observed
-    return observed.device == "cpu" and not {observed.offload_optimizer, observed.offload_param} <= {None, "none"}
+    return observed.device == "cpu" and bool(observed.offloads)
 
 
 def one_memory(runs: Iterable[Run]) -> list[str]:

@@ -19,6 +19,7 @@ from pydantic import (
     create_model,
 )
 
+from study.core.recipes import Precision
 from study.core.settings import TrainerFlags
 
 MAX_CHARACTERS = 1_000_000  # of a text: our longest has 152, and an argument of a command line at most 131,072
@@ -54,7 +55,7 @@ class Requested(_Settings):
     arm: Text = None
     config_file: Text = None
     repair: Text = None
-    precision: Literal["fp32", "bf16", "fp16", "bf16_cast", "bf16_pure", "fp8"] | None = None  # fp8: of older records
+    precision: Precision | Literal["fp8"] | None = None  # fp8: of older records
     train_only: Text = None  # of records that froze all weights but those with a name that it matches
     hosts: Int = None  # with bandwidth_mbit: of records over an emulated network; no run sets them any more
     bandwidth_mbit: float | Literal["unlimited"] | None = None
@@ -270,6 +271,12 @@ class Observed(Section):
     save_failed: Text = None
     runs: list[ScriptTraining] = []
     logging_steps: Int = None
+
+    @property
+    def offloads(self) -> dict[str, str]:
+        """Where parts of the state are, if not on the device."""
+        homes = {"optimizer": self.offload_optimizer, "weights": self.offload_param}
+        return {part: home for part, home in homes.items() if home not in (None, "none")}
 
 
 class Device(Section):

@@ -8,6 +8,7 @@ from typing import Any
 from study.core.arms import Arm
 from study.core.errors import Stop
 from study.core.files import load
+from study.core.ignored_keys import OFFLOADS
 from study.records.sections import Observed
 from study.rehearsal.launchers import options_of
 from study.rehearsal.request import Request
@@ -104,7 +105,8 @@ def of_stage(zero: dict, arm: Arm) -> dict:
     section |= {"stage": arm.stage}
     if arm.stage == 3:
         section.setdefault("stage3_gather_16bit_weights_on_model_save", True)
-    for part, device in (("offload_optimizer", arm.offload_optimizer), ("offload_param", arm.offload_param)):
+    for part in OFFLOADS:
+        device = getattr(arm, part)
         if device != "none":
             section[part] = {"device": device}
     return zero | {"zero_optimization": section}

@@ -306,9 +306,12 @@ class Count:
 
 def host_roles(seen: Observed) -> set[str]:
     """Return the roles of what is kept on the host."""
-    kept = {None, "none"}
-    on_host = set() if seen.offload_optimizer in kept else set(WITH_OPTIMIZER)
-    return on_host if seen.offload_param in kept else on_host | {"weights"}
+    on_host = set()
+    if "optimizer" in seen.offloads:
+        on_host |= WITH_OPTIMIZER
+    if "weights" in seen.offloads:
+        on_host.add("weights")
+    return on_host
 
 
 def alive(module: str, name: str) -> Any:

@@ -29,7 +29,7 @@ def patch_fsdp2(rehearsal: Rehearsal) -> None:
         with _disable_current_modes():
             return find(propagator, op_schema)
 
-    if rehearsal.count.watch.device_type == "cpu":
+    if rehearsal.on_cpu:
         device_mesh.DeviceMesh.__init__ = begin_on_one_device  # type: ignore[method-assign, assignment]
     make_mesh = _fully_shard._init_default_mesh
     shard = rehearsal.shapes.wrap(_fully_shard.fully_shard)
@@ -71,7 +71,7 @@ def patch_fsdp1(rehearsal: Rehearsal) -> None:
     flat.FlatParamHandle._use_unsharded_views = use_and_follow
     # What stays gathered, as with SHARD_GRAD_OP, must have memory: without values it has no address.
     flat._data_ptr_allocated = lambda tensor: tensor.untyped_storage().size() > 0
-    if rehearsal.count.watch.device_type == "cuda":
+    if not rehearsal.on_cpu:
         return
 
     def use_streams_of_nothing(state, *_) -> Any:

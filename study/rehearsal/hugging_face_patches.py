@@ -15,6 +15,8 @@ from study.core.shapes import config_of, model_of_name, prepare_to_load
 from study.rehearsal.hub import TOKENIZERS, loading, missing, telling, why
 from study.rehearsal.libraries import Patch, Rehearsal
 
+# Options of a model's `from_pretrained` that are its config's.
+OF_CONFIG = ("revision", "token", "trust_remote_code", "subfolder", "num_labels", "use_cache", "id2label")
 DEFAULT_TOKENS = 20  # of an answer, if nobody gives a length (transformers, generation/utils.py)
 
 
@@ -26,7 +28,7 @@ def accelerate_state(rehearsal: Rehearsal, module) -> None:
         state.device = torch.device("cpu")
 
     module.PartialState._prepare_backend = backend
-    if rehearsal.count.watch.device_type == "cpu":
+    if rehearsal.on_cpu:
         module.PartialState.set_device = set_device
 
 
@@ -35,8 +37,7 @@ def accelerate_launchers(rehearsal: Rehearsal, module) -> None:
 
 
 def accelerate_plugins(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:
-        module.is_cuda_available = lambda: True
+    module.is_cuda_available = lambda: True
 
 
 def accelerator(rehearsal: Rehearsal, module) -> None:
@@ -56,13 +57,12 @@ def accelerator(rehearsal: Rehearsal, module) -> None:
             accelerator.scaler = torch.amp.GradScaler("cpu", **asked)
 
     # On a CPU Accelerate 1.15.0 has neither autocast nor a scale for fp16 (accelerator.py:566).
-    if rehearsal.count.watch.device_type == "cpu":
+    if rehearsal.on_cpu:
         module.Accelerator.__init__ = init
 
 
 def transformers_checks(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:
-        module.is_torch_bf16_gpu_available = lambda: True
+    module.is_torch_bf16_gpu_available = lambda: True
 
 
 def transformers_models(rehearsal: Rehearsal, module) -> None:
@@ -99,23 +99,23 @@ def transformers_configs(rehearsal: Rehearsal, module) -> None:
         try:
             return read(asked, *args, **kwargs)
         except OSError as error:
-            if known := model_of_name(str(name)):
-                rehearsal.count.answer.built_in[str(name)] = known
-                from study.core.models.config import architectures  # it imports transformers, as the script has by now
+            known = model_of_name(str(name))
+            if known is None:
+                raise missing("config", str(name), why(error)) from None
+        from study.core.models.config import architectures  # it imports transformers, as the script has by now
 
-                config = config_of(known)
-                config["architectures"] = architectures(config["model_type"])
-                with tempfile.TemporaryDirectory() as folder:
-                    Path(folder, "config.json").write_text(json.dumps(config))
-                    built_in = read(folder, *args, **kwargs)
-                for each in built_in if isinstance(built_in, tuple) else (built_in,):
-                    if not isinstance(each, dict):
-                        each.name_or_path = str(name)  # by which a trainer loads the tokenizer
-                return built_in
-            raise missing("config", str(name), why(error)) from None
+        rehearsal.count.answer.built_in[str(name)] = known
+        config = config_of(known)
+        config["architectures"] = architectures(config["model_type"])
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(config))
+            built_in = read(folder, *args, **kwargs)
+        for each in built_in if isinstance(built_in, tuple) else (built_in,):
+            if not isinstance(each, dict):
+                each.name_or_path = str(name)  # by which a trainer loads the tokenizer
+        return built_in
 
-    if not rehearsal.request.real:
-        module.AutoConfig.from_pretrained = classmethod(from_pretrained)
+    module.AutoConfig.from_pretrained = classmethod(from_pretrained)
 
 
 def transformers_tokenizers(rehearsal: Rehearsal, module, name: str = "AutoTokenizer") -> None:
@@ -161,13 +161,12 @@ def transformers_generation(rehearsal: Rehearsal, module) -> None:
         with _disable_current_modes():
             return functional.pad(rows, (0, more), value=word)
 
-    if not rehearsal.request.real:
-        module.GenerationMixin.generate = generate
+    module.GenerationMixin.generate = generate
 
 
 def transformers_deepspeed(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:  # it gathers each weight to give it its first values: minutes of a large model
-        module.initialize_weights_zero3 = lambda _: None
+    # It gathers each weight to give it its first values: minutes of a large model.
+    module.initialize_weights_zero3 = lambda _: None
 
 
 def trainer(rehearsal: Rehearsal, module) -> None:
@@ -255,9 +254,8 @@ def from_config(cls, name, config, options: dict):
     if options.get("quantization_config") is not None:
         raise Stop("a rehearsal has no quantized weights", "leave quantization_config out, or ask `study estimate`")
     if not isinstance(config, PretrainedConfig):
-        known = {key: options[key] for key in ("revision", "token", "trust_remote_code", "subfolder") if key in options}
-        changed = {key: value for key, value in options.items() if key in ("num_labels", "use_cache", "id2label")}
-        config = AutoConfig.from_pretrained(config or name, **known, **changed)
+        of_config = {key: value for key, value in options.items() if key in OF_CONFIG}
+        config = AutoConfig.from_pretrained(config or name, **of_config)
     if getattr(config, "quantization_config", None):
         raise Stop(f"{name} has quantized weights, and a rehearsal has none", "name a model whose weights are not")
     dtype = options.get("dtype", options.get("torch_dtype"))
@@ -271,8 +269,7 @@ def from_config(cls, name, config, options: dict):
 
 
 def timm_weights(rehearsal: Rehearsal, module) -> None:
-    if not rehearsal.request.real:
-        module.load_pretrained = lambda *_, **__: None
+    module.load_pretrained = lambda *_, **__: None
 
 
 def watch(rehearsal: Rehearsal, module) -> None:
@@ -285,19 +282,21 @@ PATCHES: dict[str, Patch] = {
     "huggingface_hub._snapshot_download": hub_files,
     "accelerate.accelerator": accelerator,
     "accelerate.launchers": accelerate_launchers,
-    "accelerate.utils.dataclasses": accelerate_plugins,
     "transformers.modeling_utils": transformers_models,
-    "transformers.generation.utils": transformers_generation,
-    "transformers.models.auto.configuration_auto": transformers_configs,
     "transformers.models.auto.processing_auto": transformers_processors,
     "transformers.models.auto.tokenization_auto": transformers_tokenizers,
-    "transformers.integrations.deepspeed": transformers_deepspeed,
     "transformers.trainer": trainer,
     "transformers.trainer_callback": trainer_callbacks,
-    "transformers.utils.import_utils": transformers_checks,
     "peft.peft_model": peft_model,
     "safetensors.torch": safetensors,
     "study.watch.session": watch,
-    "timm.models._builder": timm_weights,
     "trl.kernels.chunked_logprob": trl_kernels,
+}
+WITHOUT_VALUES: dict[str, Patch] = {  # beside them, unless values are real
+    "accelerate.utils.dataclasses": accelerate_plugins,
+    "transformers.generation.utils": transformers_generation,
+    "transformers.models.auto.configuration_auto": transformers_configs,
+    "transformers.integrations.deepspeed": transformers_deepspeed,
+    "transformers.utils.import_utils": transformers_checks,
+    "timm.models._builder": timm_weights,
 }

@@ -1,14 +1,49 @@
-"""Programs that start a script, such as `accelerate launch`: rehearsed is what they would start. Needs no torch."""
+"""Programs that start a script, such as `accelerate launch`: rehearsed is what they would start, on how many ranks.
+
+Needs no torch.
+"""
 
 import itertools
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from study.core.errors import Stop
-from study.rehearsal.group import COUNTING, Group, group_of_words
 
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks of a group. None: nobody says it."""
+
+    ranks: int | None = None
+    per_machine: int | None = None
+
+    @classmethod
+    def of(cls, ranks: int | None, per_machine: int | None, machines: int | None) -> "Group":
+        if ranks is None and per_machine is not None:
+            ranks = per_machine * (machines or 1)
+        if per_machine is None and ranks is not None and machines is not None:
+            per_machine = max(1, ranks // machines)
+        return cls(ranks, per_machine)
+
+
+class Counting(NamedTuple):
+    """The options by which a launcher is told how many processes it starts. A dash in a name is an underscore here."""
+
+    ranks: tuple[str, ...] = ()
+    per_machine: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+
+
+COUNTING = {
+    "accelerate": Counting(ranks=("num_processes",), machines=("num_machines",)),
+    "torchrun": Counting(per_machine=("nproc_per_node",), machines=("nnodes",)),
+    "deepspeed": Counting(per_machine=("num_gpus",), machines=("num_nodes",)),
+    "srun": Counting(ranks=("ntasks", "n"), per_machine=("ntasks_per_node",), machines=("nodes", "N")),
+    "mpirun": Counting(ranks=("np", "n")),
+}
 LAUNCHERS = tuple(COUNTING)
 STARTERS = {*LAUNCHERS, "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner"}
 
@@ -37,7 +72,7 @@ class Option:
 
     @property
     def value(self) -> str:
-        return self.words[0].partition("=")[2] or " ".join(self.words[1:])
+        return self.words[0].partition("=")[2] or next(iter(self.words[1:]), "")
 
 
 def options_of(words: list[str]) -> list[Option]:
@@ -49,6 +84,22 @@ def options_of(words: list[str]) -> list[Option]:
         else:
             options[-1].words.append(word)
     return options
+
+
+def count_of(options: list[Option], names: tuple[str, ...]) -> int | None:
+    """Return the number of the last option with one of these names. None: there is none, or a word such as `auto`."""
+    values = [option.value for option in options if option.name in names]
+    return count_in(values[-1].rpartition(":")[2]) if values else None  # torchrun takes 1:4, the fewest and the most
+
+
+def group_of_config(config: dict[str, Any]) -> Group:
+    """Return what Accelerate's YAML says."""
+    ranks, machines = (count_in(str(config.get(key))) for key in ("num_processes", "num_machines"))
+    return Group.of(ranks, None, machines)
+
+
+def count_in(text: str) -> int | None:
+    return int(text) if text.isdecimal() and int(text) > 0 else None
 
 
 def launched(program: str, words: list[str]) -> StartedScript:
@@ -64,16 +115,19 @@ def launched(program: str, words: list[str]) -> StartedScript:
     if inner is not None:  # such as `srun torchrun`
         return launched(words[inner], words[inner + 1 :])
     refuse_ours(program, words[:place])
-    own = [word for word in words[:place] if word not in ("launch", "-m", "--module")]
-    config_file = None
-    if configs := [option for option in options_of(own) if option.name == "config_file"]:
-        config_file = configs[-1].value
-        own = [word for option in options_of(own) if option not in configs for word in option.words]
+    options = options_of([word for word in words[:place] if word not in ("launch", "-m", "--module")])
+    configs = [option.value for option in options if option.name == "config_file"]
+    others = [word for option in options if option.name != "config_file" for word in option.words]
     script_words = words[place + 1 :]
     if program == "deepspeed":
         script_words = ["--local_rank=0", *script_words]  # which it gives each rank
-    group = group_of_words(program, own)
-    return StartedScript(words[place], script_words, own if program == "accelerate" else [], config_file, group)
+    return StartedScript(
+        words[place],
+        script_words,
+        own=others if program == "accelerate" else [],
+        config_file=configs[-1] if configs else None,
+        group=Group.of(*(count_of(options, names) for names in COUNTING[program])),
+    )
 
 
 def refuse_ours(program: str, words: list[str]) -> None:

@@ -21,6 +21,11 @@ class Rehearsal:
     shapes: Shapes
     count: Count
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether this machine's memory takes the place of the GPU's."""
+        return self.count.watch.device_type == "cpu"
+
 
 Patch = Callable[[Rehearsal, types.ModuleType], None]
 

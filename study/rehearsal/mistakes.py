@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import RandomSampler, SequentialSampler
 
+from study.measure.roles import is_engine
 from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch.loop import WatchedLoop
@@ -151,7 +152,7 @@ class Mistakes:
             what = "Expected to have finished reduction in the prior iteration before starting a new one"
             names = ", ".join(watched.without_gradient)
             raise RuntimeError(f"{what}: DDP waits for gradients of {names}, which get none")
-        if not hasattr(model, "zero_optimization_stage"):
+        if not is_engine(model):
             optimizers = [each for each in gc.get_objects() if issubclass(type(each), torch.optim.Optimizer)]
             updated = {
                 id(tensor)
@@ -186,7 +187,8 @@ class Mistakes:
         with contextlib.suppress(TypeError, AttributeError):  # a stream of rows has no length
             batches = self.loader._index_sampler
             watched.passes_in_epoch = len(batches)
-            if not reads_all(batches):  # otherwise the rows may be this rank's alone
+            reads_all = type(getattr(batches, "sampler", None)) in (SequentialSampler, RandomSampler)
+            if not reads_all:  # otherwise nobody divides the rows among ranks, and they may be this rank's alone
                 watched.data_rows = len(self.loader._dataset)
             # Its tensors have other first sizes than rows if graphs or packed sequences follow each other in them.
             self.most_rows = batches.batch_size
@@ -201,11 +203,6 @@ def note_modes(record: Record, model: nn.Module) -> None:
     asked = [each for each in layers if getattr(each, "gradient_checkpointing", False)]
     if record.observed.checkpointing and asked and not any(each.training for each in asked):
         record.promised.checkpointing, record.observed.checkpointing = True, False
-
-
-def reads_all(sampler) -> bool:
-    """Whether a rank takes all rows of its data set: nobody divides them among ranks."""
-    return type(getattr(sampler, "sampler", None)) in (SequentialSampler, RandomSampler)
 
 
 def units_of(model: nn.Module) -> Iterator[tuple[Any, list[str]]]:

@@ -38,9 +38,9 @@ def on_gpu(answer: Answer, ranks: int, stage: int | None, gpu: Gpu | None = None
         for kind in ("evaluation", "saving")
     }
     whole = whole_evaluation(answer.moments, peaks)
-    more = max(0, (whole or 0) - max(training, *peaks, 0))
-    peak = max(training, *peaks, 0) + more
-    reserved = replayed.allocator.peak_reserved + more
+    seen = max([training, *peaks])
+    peak = max(seen, whole or 0)
+    reserved = replayed.allocator.peak_reserved + peak - seen
     fits = None
     if gpu:
         fits = "no" if reserved > capacity else fits_on(gpu, peak, reserved + outside)

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 REQUEST, ANSWER, PROGRESS = "request.json", "answer.json", "progress.txt"
 
 
@@ -111,9 +113,4 @@ class Answer:
 
     @classmethod
     def read(cls, path: Path) -> "Answer":
-        content = json.loads(path.read_text())
-        failure = content.pop("failure")
-        content["loaded"] = [(first, last) for first, last in content["loaded"]]
-        moments = [Moment(**each) for each in content.pop("moments")]
-        content["collectives"] = [(name, where) for name, where in content["collectives"]]
-        return cls(**content, moments=moments, failure=Failure(**failure) if failure else None)
+        return TypeAdapter(cls).validate_json(path.read_bytes())

@@ -56,7 +56,10 @@ def main(folder: Path) -> None:
     shapes.weights()
     rehearsal = Rehearsal(request, shapes, count)
     torch_patches.patch(rehearsal)
-    WhenImported(rehearsal, hugging_face_patches.PATCHES | deepspeed_patches.PATCHES).attach()
+    patches = hugging_face_patches.PATCHES | deepspeed_patches.PATCHES
+    if not request.real:
+        patches |= hugging_face_patches.WITHOUT_VALUES | deepspeed_patches.WITHOUT_VALUES
+    WhenImported(rehearsal, patches).attach()
     gc.freeze()  # the searches for models and tensors pass by what is imported so far
     logs = MissingLogs(script.reader)
     sys.meta_path.insert(0, logs)

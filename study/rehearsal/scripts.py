@@ -10,7 +10,7 @@ from study.core.arms import all_paths
 from study.core.errors import Stop
 
 
-def found(script: str) -> tuple[Path, str | None]:
+def locate(script: str) -> tuple[Path, str | None]:
     """Return the file of a script, a program or a module, and the module's name."""
     if Path(script).suffix in CONFIGS:
         raise Stop(f"{script} is a config, not a script", "name a Python file; --config_file takes a config")

@@ -42,7 +42,7 @@ def seconds_of(request: Request, answer: Answer, record: Record, folder: Path) -
     refuse_other_model(model, seen, answer.lora_rank)
     fsdp = None
     if seen.fsdp is not None:
-        fsdp = Fsdp(by_accelerate=True, offloads=seen.offload_param not in (None, "none"))
+        fsdp = Fsdp(by_accelerate=True, offloads="weights" in seen.offloads)
     training = Training(
         model,
         RECIPES[recipe_of(seen)],

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import linecache
 import os
 import subprocess
 import sys
@@ -9,16 +10,16 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from study.core.arms import Arm
+from study.core.arms import PACKAGE, Arm
 from study.core.errors import FULL_INSTALL, Stop
 from study.core.gpus import GPUS
+from study.core.machine import packages_first
 from study.core.text import TICK_S, during, say_aside
 from study.records import store
 from study.rehearsal.alternatives import check_is, under
 from study.rehearsal.files import remove_made
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import ANSWER, PROGRESS, REQUEST, Answer, Failure, Request
-from study.rehearsal.together import apart
 
 
 def run_apart(folder: Path, log: Path, environment: dict[str, str], timeout_s: int) -> int | None:
@@ -54,7 +55,7 @@ class ProgressOfSteps:
         say_aside(f"{self.where} ({time.monotonic() - self.begun:.0f} s so far) ...")
 
 
-def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
+def run_request(request: Request, folder: Path, timeout_s: int) -> Answer:
     """Run the rehearsal, and return its answer."""
     if importlib.util.find_spec("torch") is None:
         raise Stop(
@@ -65,8 +66,7 @@ def ran(request: Request, folder: Path, timeout_s: int) -> Answer:
     log = folder / "log.txt"
     log.touch()
     # The folder of this package, which may be a checkout that is not installed.
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    code = run_apart(folder, log, os.environ | {"PYTHONPATH": path}, timeout_s)
+    code = run_apart(folder, log, os.environ | packages_first(PACKAGE.parent), timeout_s)
     remove_made(folder)
     output = log.read_text(errors="replace")[-20_000:]
     last = (output.strip().splitlines() or ["it printed nothing"])[-1]
@@ -90,7 +90,37 @@ def parts_from_rank_1(request: Request, answer: Answer, folder: Path, timeout_s:
     other = folder / "rank-1"
     other.mkdir()
     second = replace(request, rank=1, most_collectives=len(answer.collectives) + 1)
-    return apart(answer, ran(second, other, timeout_s), Path(request.script))
+    return apart(answer, run_request(second, other, timeout_s), Path(request.script))
+
+
+def apart(first: Answer, second: Answer, script: Path) -> Failure | None:
+    """Return where rank 0 and rank 1 part. None if they do not, as far as rank 1 could be followed.
+
+    Where they call other collectives, a real rank waits for ever.
+    """
+    second_is_cut = second.is_cut or second.failure is not None
+    pairs = list(zip(first.collectives, second.collectives, strict=False))
+    names_differ = any(mine[0] != other[0] for mine, other in pairs)
+    rank_0_lacks = len(first.collectives) < len(second.collectives) and not first.is_cut
+    rank_1_lacks = len(second.collectives) < len(first.collectives) and not second_is_cut
+    if not (names_differ or rank_0_lacks or rank_1_lacks):
+        return None
+    place = next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
+    mine, other = _at(first, place), _at(second, place)
+    calls = mine or other or ("", None)  # of the rank that still calls something
+    if mine and other:
+        what = f"rank 0 calls {mine[0]} there, and rank 1 comes to {other[0]} at {other[1]}"
+    else:
+        what = f"rank {0 if mine else 1} calls {calls[0]} there, and the other rank has ended"
+    code = None
+    where = calls[1]
+    if where is not None:
+        code = linecache.getline(str(script.parent / where.partition(":")[0]), int(where.partition(":")[2])).strip()
+    return Failure("hang", what, where, code)
+
+
+def _at(answer: Answer, place: int) -> tuple[str, str | None] | None:
+    return answer.collectives[place] if place < len(answer.collectives) else None
 
 
 @dataclass(frozen=True)
@@ -104,12 +134,12 @@ class Tried:
     error: str | None = None
 
 
-def tried(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
+def try_arm(arm: Arm, request: Request, folder: Path, timeout_s: int) -> Tried:
     """Rehearse the same script under another arm."""
     during(f"running it under {arm.name}")
     folder.mkdir()
     try:
-        answer = ran(under(arm, request, folder), folder, timeout_s)
+        answer = run_request(under(arm, request, folder), folder, timeout_s)
         if answer.failure:
             return Tried(arm.name, error=answer.failure.message)
         seen = store.read(folder / store.RECORD).observed

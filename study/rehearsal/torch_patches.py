@@ -18,41 +18,41 @@ TORCH: Any = torch  # whose parts are replaced
 
 
 def patch(rehearsal: Rehearsal) -> None:
+    patch_ddp(rehearsal)
+    patch_loaders(rehearsal)
+    patch_optimizers(rehearsal)
+    patch_fsdp2(rehearsal)
+    patch_fsdp1(rehearsal)
+    # A script that starts its own ranks: this process is one of them.
+    TORCH.multiprocessing.spawn = lambda function, args=(), *_, **__: function(rehearsal.request.rank, *args)
+    TORCH.save = saving(torch.save)
+    rehearsal.count.moments.wrap(torch, "save")
+    if not rehearsal.request.real:
+        patch_what_reads_values()
+        patch_downloads()
+
+
+def patch_ddp(rehearsal: Rehearsal) -> None:
     parallel: Any = ddp
     # In agreement with the other ranks, DDP would regroup its buckets after the first step.
     TORCH.distributed.Reducer._rebuild_buckets = lambda *_, **__: False
     parallel._verify_param_shape_across_processes = lambda *_, **__: None
     begin = rehearsal.shapes.wrap(ddp.DistributedDataParallel.__init__)
+    watch = rehearsal.count.watch
 
     def wrap_in_ddp(model, module, device_ids=None, output_device=None, *args, **kwargs) -> None:
-        made = rehearsal.count.watch.made
-        if rehearsal.count.watch.device_type == "cpu":
+        made = watch.made
+        if rehearsal.on_cpu:
             device_ids = output_device = None
         begin(model, module, device_ids, output_device, *args, **kwargs)
-        rehearsal.count.watch.of_the_backward_pass(made)  # its buckets, which real ranks make anew in their first pass
+        watch.of_the_backward_pass(made)  # its buckets, which real ranks make anew in their first pass
         model.register_comm_hook(None, all_reduce)  # its C++ code needs a result that the fake backend lacks
         model.register_comm_hook = lambda *_, **__: None  # a script's own would wait for one, too; its copies are small
 
     parallel.DistributedDataParallel.__init__ = wrap_in_ddp
-    if not rehearsal.request.real:
-        TORCH.Tensor.data_ptr = address
-        TORCH.distributions.Distribution.set_default_validate_args(False)  # by values
-        # It keeps what the plain one keeps, and has kernels for a GPU alone.
-        TORCH.nn.SyncBatchNorm.forward = torch.nn.modules.batchnorm._BatchNorm.forward
-        parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
-        FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign, assignment]
-        for name in filter(re.compile("[a-z].*_$").match, dir(torch.nn.init)):
-            setattr(torch.nn.init, name, initializing(getattr(torch.nn.init, name)))
-    # A script that starts its own ranks: this process is one of them.
-    TORCH.multiprocessing.spawn = lambda function, args=(), *_, **__: function(rehearsal.request.rank, *args)
-    TORCH.save = saving(torch.save)
-    rehearsal.count.moments.wrap(torch, "save")
-    if (
-        rehearsal.request.gpu and not rehearsal.request.real
-    ):  # a GPU's default is an update of all tensors at once (torch/optim/optimizer.py)
-        for name, module in list(sys.modules.items()):
-            if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
-                vars(module)["_default_to_fused_or_foreach"] = lambda *_, **__: (False, True)
+
+
+def patch_loaders(rehearsal: Rehearsal) -> None:
     take = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
     count = rehearsal.count
 
@@ -63,11 +63,6 @@ def patch(rehearsal: Rehearsal) -> None:
         return count.lengths.lengthen(loader, batch)
 
     TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
-    patch_optimizers(rehearsal)
-    if not rehearsal.request.real:
-        patch_downloads()
-    patch_fsdp2(rehearsal)
-    patch_fsdp1(rehearsal)
 
 
 def patch_optimizers(rehearsal: Rehearsal) -> None:
@@ -84,6 +79,24 @@ def patch_optimizers(rehearsal: Rehearsal) -> None:
         return call
 
     TORCH.optim.Optimizer.profile_hook_step = staticmethod(with_values)
+    if rehearsal.request.real or not rehearsal.request.gpu:
+        return
+    # A GPU's default is an update of all tensors at once (torch/optim/optimizer.py).
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.optim.") and hasattr(module, "_default_to_fused_or_foreach"):
+            vars(module)["_default_to_fused_or_foreach"] = lambda *_, **__: (False, True)
+
+
+def patch_what_reads_values() -> None:
+    parallel: Any = ddp
+    TORCH.Tensor.data_ptr = address
+    TORCH.distributions.Distribution.set_default_validate_args(False)
+    # It keeps what the plain one keeps, and has kernels for a GPU alone.
+    TORCH.nn.SyncBatchNorm.forward = torch.nn.modules.batchnorm._BatchNorm.forward
+    parallel.DistributedDataParallel._passing_sync_batchnorm_handle = lambda *_: None
+    FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign, assignment]
+    for name in filter(re.compile("[a-z].*_$").match, dir(torch.nn.init)):
+        setattr(torch.nn.init, name, initializing(getattr(torch.nn.init, name)))
 
 
 class NotDownloaded(dict):
@@ -95,9 +108,9 @@ def patch_downloads() -> None:
     load = torch.nn.Module.load_state_dict
 
     def load_state_dict(module, state_dict, *args, **kwargs):
-        return load(
-            module, module.state_dict() if isinstance(state_dict, NotDownloaded) else state_dict, *args, **kwargs
-        )
+        if isinstance(state_dict, NotDownloaded):
+            state_dict = module.state_dict()
+        return load(module, state_dict, *args, **kwargs)
 
     TORCH.nn.Module.load_state_dict = load_state_dict
     TORCH.hub.load_state_dict_from_url = lambda *_, **__: NotDownloaded()

@@ -41,6 +41,11 @@ class UnknownNumber(float):
         return super().__ge__(other)
 
 
+def line_of(frame: FrameType) -> str:
+    """Return what stands in the line that a frame runs."""
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+
+
 class Script:
     """The user's own code: the folder of the script, without what is installed below it."""
 
@@ -65,22 +70,20 @@ class Script:
 
     def place(self) -> str | None:
         """Return the line of the script that runs now. None if no frame is the script's."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self.owns(frame.f_code.co_filename):
-            frame = frame.f_back
-        return f"{Path(frame.f_code.co_filename).relative_to(self.folder)}:{frame.f_lineno}" if frame else None
+        for frame, line in traceback.walk_stack(sys._getframe(1)):
+            if self.owns(frame.f_code.co_filename):
+                return f"{Path(frame.f_code.co_filename).relative_to(self.folder)}:{line}"
+        return None
 
     def reader(self) -> FrameType | None:
         """Return the frame of the script that asks for a value. None if a library does."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        for frame, _ in traceback.walk_stack(sys._getframe(1)):
             file = frame.f_code.co_filename
             if self.owns(file):
                 return frame
             inside_torch = "/torch/" in file or "/study/" in file or file.startswith("<")
             if not inside_torch:
-                return None
-            frame = frame.f_back
+                break
         return None
 
     def named_value(self) -> float | None:
@@ -88,9 +91,8 @@ class Script:
         frame = self.reader()
         if frame is None or not self.values:
             return None
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         for name, value in self.values.items():
-            if re.search(rf"\b{re.escape(name)}\b", line):
+            if re.search(rf"\b{re.escape(name)}\b", line_of(frame)):
                 return value
         return None
 
@@ -102,15 +104,13 @@ class Script:
 
     def _decide(self) -> None:
         if (frame := self.reader()) is not None:
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            self.decides[self.place() or ""] = line
+            self.decides[self.place() or ""] = line_of(frame)
 
     def value_of(self, tensor: torch.Tensor) -> float:
         """Return the value that a read gives: what --value says of the variable, or 0 for a number that is shown."""
         value = self.named_value()
         frame = self.reader()
         if value is None and frame is not None and tensor.dtype == torch.bool:
-            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
             where = f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
-            raise NoValue(f"{where} decides by a value that a weight has touched: {line}")
+            raise NoValue(f"{where} decides by a value that a weight has touched: {line_of(frame)}")
         return value or 0.0

@@ -5,6 +5,7 @@ An operation with one argument without values gives a result without values; one
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from study.rehearsal.user_code import NoValue, Script
 
 aten = torch.ops.aten
 COMPARES = {aten.gt, aten.lt, aten.ge, aten.le, aten.eq, aten.ne}
-CHECKED = {aten.embedding.default, aten.nll_loss_forward.default}
+# Operations that take indices, with the dimension of their first argument that limits them, and what it counts.
+INDEXED = {aten.embedding.default: (0, "rows of an embedding"), aten.nll_loss_forward.default: (-1, "classes")}
 READS = {aten._local_scalar_dense.default, aten.nonzero.default}
 MASKED = {aten.index.Tensor, aten.masked_select.default}
 # Data decides by masks, labels and lengths. A larger tensor, such as labels beside each word of a vocabulary, would
@@ -120,13 +122,13 @@ class Values(TorchDispatchMode):
 
 def check_range(function, args) -> None:
     """Raise IndexError for what ends a kernel of a GPU: a token or a label that a model has no row or class for."""
-    if function not in CHECKED:
+    if function not in INDEXED:
         return
-    limit, indices = (args[0].shape[0], args[1]) if function is aten.embedding.default else (args[0].shape[-1], args[1])
-    if isinstance(args[0], FakeTensor) and not isinstance(indices, FakeTensor) and indices.numel():
-        largest = int(indices.max())
+    dimension, what = INDEXED[function]
+    limited, indices = args[:2]
+    if isinstance(limited, FakeTensor) and not isinstance(indices, FakeTensor) and indices.numel():
+        largest, limit = int(indices.max()), limited.shape[dimension]
         if largest >= limit:
-            what = "rows of an embedding" if function is aten.embedding.default else "classes"
             raise IndexError(f"index {largest} is out of range: the model has {limit} {what}")
 
 
@@ -179,7 +181,7 @@ class OnOneDevice(TorchFunctionMode):
             kwargs = kwargs | {"device": on_cpu(kwargs["device"])}
         if name == "to" and len(args) > 1:
             args = (args[0], *map(on_cpu, args[1:]))
-        if name == "pin_memory" or name == "record_stream":
+        if name in ("pin_memory", "record_stream"):
             return args[0]
         return function(*args, **kwargs)
 
@@ -217,32 +219,28 @@ class Shapes:
         values.shapes = self
         self._inside = False
 
+    def only(self) -> AbstractContextManager[None]:
+        """Within it new tensors have no values."""
+        return self._entered(True)
+
+    def not_only(self) -> AbstractContextManager[None]:
+        """Within `only`: new tensors have values again, such as an optimizer's count of its steps."""
+        return self._entered(False)
+
     @contextlib.contextmanager
-    def only(self) -> Iterator[None]:
-        if self._inside or self.real:
+    def _entered(self, inside: bool) -> Iterator[None]:
+        if self.real or self._inside == inside:
             yield
             return
-        self._inside = True
+        self._inside = inside
+        mode = self.mode if inside else contextlib.nullcontext()
         try:
             # The watch counts what this mode makes, so it is above it. Its own __enter__ begins a count. The same modes
             # below would see each operation a second time.
-            with _disable_current_modes(), self.mode, self.values, _Again(self.watch):
+            with _disable_current_modes(), mode, self.values, _Again(self.watch):
                 yield
         finally:
-            self._inside = False
-
-    @contextlib.contextmanager
-    def not_only(self) -> Iterator[None]:
-        """Within `only`: new tensors have values again, such as an optimizer's count of its steps."""
-        if not self._inside:
-            yield
-            return
-        self._inside = False
-        try:
-            with _disable_current_modes(), self.values, _Again(self.watch):
-                yield
-        finally:
-            self._inside = True
+            self._inside = not inside
 
     def wrap(self, function: Callable) -> Callable:
         """Return a function in which new tensors have no values."""

@@ -1,6 +1,6 @@
 """What an advice assumes, and how far others' trainings were from their predictions."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from study.core.gpus import Gpu
 from study.core.text import count, number_of, percent, size
@@ -54,19 +54,19 @@ def links(machine: Hardware, gpus: int) -> str:
     return f"{nodes}, and {between.link} between {local} GPUs in a node" if local > 1 else nodes
 
 
-def in_short(advice: Advice, unsaid: set[str]) -> list[str]:
-    """Return how accurate it is, and what was taken for the options that nobody gave."""
+def in_short(advice: Advice, given: Mapping[str, object]) -> list[str]:
+    """Return how accurate it is, and what was taken for the options that nobody gave, whose value is None."""
     question = advice.question
-    taken_as = [f"--sequence {question.sequence}"] if "--sequence" in unsaid else []
-    if "--batch" in unsaid and advice.choice:
-        taken_as.append(f"--batch {question.batch}")
-    if "--link" in unsaid and question.gpus > 1:
-        taken_as.append(f"--link {question.link or 'none'}")
-    if "--host-memory" in unsaid and any(row.offloads for row in (advice.choice, advice.alternative) if row):
-        taken_as.append(f"--host-memory {amount(question.host_memory_bytes)}")
-    if "--precision" in unsaid:
-        taken_as.append(f"--precision {question.precision or 'by arm'}")
-    return [in_a_line(has_seconds=True), f"Taken: {', '.join(taken_as) or 'what you gave'}; --details says more."]
+    taken: dict[str, object] = {"--sequence": question.sequence}
+    if advice.choice:
+        taken["--batch"] = question.batch
+    if question.gpus > 1:
+        taken["--link"] = question.link or "none"
+    if any(row.offloads for row in (advice.choice, advice.alternative) if row):
+        taken["--host-memory"] = amount(question.host_memory_bytes)
+    taken["--precision"] = question.precision or "by arm"
+    words = [f"{option} {value}" for option, value in taken.items() if given[option] is None]
+    return [in_a_line(has_seconds=True), f"Taken: {', '.join(words) or 'what you gave'}; --details says more."]
 
 
 def of_steps(advice: Advice, is_default_batch: bool) -> list[str]:
@@ -101,20 +101,20 @@ def in_a_line(has_seconds: bool) -> str:
     return f"Of others' peaks a third were more than 10% above the prediction{steps}: reports/answers/fit.md."
 
 
-def accuracy(limits: Iterable[str] = tuple(LIMITS)) -> list[str]:
-    """Return how far others' trainings were from their predictions: steps with these limits, then memory.
+def accuracy() -> list[str]:
+    """Return how far others' trainings were from their predictions: steps by what limits them, then memory.
 
     First what an outside check gave, then the first predictions of published numbers: before any error was seen.
     """
     times = first_of("time")
     lines = []
-    for limit in limits:
+    for limit, said in LIMITS.items():
         time = scores.score([each for each in times if each.limit == limit], "first")
         lines.append(
-            f"step time, published steps where {LIMITS[limit]}: half of first predictions were at most "
+            f"step time, published steps where {said}: half of first predictions were at most "
             f"{percent(time['median error'])} off, {percent(time['near'])} of all at most {scores.NEAR['time']:.0%}"
         )
-    return [*([OUTSIDE_STEPS] if lines else []), *lines, *accuracy_of_memory()]
+    return [OUTSIDE_STEPS, *lines, *accuracy_of_memory()]
 
 
 def accuracy_of_memory() -> list[str]:

@@ -7,7 +7,7 @@ from math import ceil
 
 from study.core import arms
 from study.core.errors import Stop
-from study.core.gpus import GPUS, gpu_named
+from study.core.gpus import GPUS
 from study.core.recipes import RECIPES
 from study.core.text import binary_size, count, number_of, size, times
 from study.known.findings import finding
@@ -318,7 +318,7 @@ def experts_note(training: Training) -> list[str]:
 
 def nodes_note(arm: arms.Arm, ranks: int) -> list[str]:
     """Return how large nodes are taken, if an arm's groups are nodes and nobody says it."""
-    per_node = node_size(ranks, GPUS[gpu_named(ANY_GPU)], None)
+    per_node = node_size(ranks, GPUS[ANY_GPU], None)
     if not arm.divides_ranks or ranks == per_node:
         return []
     return [f"Taken: nodes of {per_node} GPUs (study estimate --gpus-per-node takes others)."]

@@ -1,6 +1,7 @@
 """What others ran: the form that stands beside their records, and its rows on a page."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import pandas as pd
@@ -42,7 +43,7 @@ def form(runs: Path, entity: str) -> str:
         speeds = files.from_json(files.read_below(runs, "links.json", 10_000))["all_reduce_bytes_per_s"]
         links = f"{rounded(max(speeds.values()) / 1e9, '.3g')} GB/s in an all-reduce of all"
     software = {name: version for name, version in first.software.items() if version} if first else {}
-    ended = pd.Series([record.status for record in records], dtype=str).value_counts()
+    ended = Counter(record.status for record in records).most_common()
     values = {
         "entity": entity or "(your name, or your group's)",
         "model": ", ".join(dict.fromkeys(str(record.requested.model) for record in records)),
@@ -52,7 +53,7 @@ def form(runs: Path, entity: str) -> str:
         "scale": first.cell.scale if first else "",
         "commit": first.commit if first else "",
         "versions": ", ".join(f"{name} {version}" for name, version in software.items()),
-        "ended": f"Cells: {', '.join(f'{count} {status}' for status, count in ended.items()) or 'none has ended'}.",
+        "ended": f"Cells: {', '.join(f'{count} {status}' for status, count in ended) or 'none has ended'}.",
     }
     return redact(FORM.format(**values))
 

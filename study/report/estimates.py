@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Self
 
 from study.core.arms import Arm
 from study.core.errors import Stop
-from study.core.gpus import GPUS, Gpu, gpu_named
+from study.core.gpus import GPUS, Gpu
 from study.core.recipes import RECIPES
 from study.core.text import binary_size, count, number_of, rounded, size
 from study.known.findings import finding
@@ -14,6 +14,7 @@ from study.predict.front import (
     ANY_GPU,
     HOST_PROCESS_BYTES,
     Estimate,
+    Fits,
     Hardware,
     MemoryKinds,
     Prediction,
@@ -31,14 +32,6 @@ FITS = {"yes": "It fits on {}.", "only just": "It fits only just on {}.", "no": 
 
 
 @dataclass(frozen=True)
-class FitsGpu:
-    """What is known only of a kind of GPU."""
-
-    gpu: Gpu
-    fits: Literal["yes", "only just", "no"]
-
-
-@dataclass(frozen=True)
 class Needs:
     """What a rank of a training needs."""
 
@@ -48,11 +41,10 @@ class Needs:
     training: Training
     estimate: Estimate
     kinds: MemoryKinds | None  # of a card that is large enough. None: of a rank without a GPU
-    on_gpu: FitsGpu | None  # None: nobody said which kind
+    fits: Fits | None  # None: nobody said which kind of GPU, or it trains on CPUs
     step: StepTime | None  # None: neither a kind of GPU nor a machine.json
     machine: Hardware | None
     inside_nodes: dict[str, int]  # of the traffic, between ranks of one node, if there are several nodes
-    ranks_of_node: int | None  # that train. None: nobody said which machine it is
 
     @classmethod
     def of(
@@ -69,7 +61,7 @@ class Needs:
         `per_node` are the GPUs of a node, of which bytes between nodes need no more.
         """
         prediction = Prediction(training)
-        kinds = on_gpu = None
+        kinds = fits = None
         if training.placement.on_gpu:
             has_room = machine and fits_on(machine.gpu, prediction.memory.peak_bytes) != "no"
             kinds = prediction.kinds(machine.gpu if machine and has_room else None)
@@ -77,61 +69,65 @@ class Needs:
             if arm.uses_nvme and not machine.disk_bytes_per_s:
                 remedy = "give --disk, such as 6GB/s (study calibrate --disk measures yours), or leave --gpu out"
                 raise Stop(f"the time of {arm.name} depends on the disk", remedy)
-            on_gpu = FitsGpu(machine.gpu, fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver))
+            fits = fits_on(machine.gpu, prediction.memory.peak_bytes, kinds.driver)
         step = prediction.step(machine) if machine else None
-        nodes = machine or (Hardware(gpu=GPUS[gpu_named(ANY_GPU)], gpus_per_node=per_node) if per_node else None)
+        nodes = machine or (Hardware(gpu=GPUS[ANY_GPU], gpus_per_node=per_node) if per_node else None)
         inside = prediction.inside_nodes(nodes) if nodes else {}
-        ranks_of_node = machine.gpus_per_node if machine else None
         needs = prediction.memory
         if training.placement.ranks == 1:  # records count collectives that libraries call there too, and send nothing
             needs = replace(needs, traffic={})
-        return cls(arm.name, precision, is_usual, training, needs, kinds, on_gpu, step, machine, inside, ranks_of_node)
+        return cls(arm.name, precision, is_usual, training, needs, kinds, fits, step, machine, inside)
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The kind of GPU on which it trains. None: nobody said which, or it trains on CPUs."""
+        return self.machine.gpu if self.machine and self.kinds else None
 
     @property
     def host_bytes_of_node(self) -> int | None:
-        """What all ranks of a node hold on its host."""
-        return None if self.ranks_of_node is None else self.ranks_of_node * self.estimate.host_bytes
+        """What all ranks of a node hold on its host. None: nobody said which machine it is."""
+        return self.machine.gpus_per_node * self.estimate.host_bytes if self.machine else None
 
 
 def in_words(needs: Needs) -> list[str]:
     """The peak, whether it fits, and what both were predicted for."""
-    on_gpu, whole = needs.on_gpu, needs.estimate
+    gpu, whole = needs.gpu, needs.estimate
     # Three numbers are called memory: what PyTorch allocates, what it holds, and what nvidia-smi shows. The last one
     # depends on the GPU, so it is told only with --gpu.
     memory = "GPU memory" if needs.kinds else "memory"
     ranks = needs.training.placement.ranks
     # Cards, `study advise` and PyTorch's errors mean GiB.
     peak = f"{size(whole.peak_bytes)} ({binary_size(whole.peak_bytes)})"
-    text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted"
-    if on_gpu is None or needs.kinds is None:
-        return [f"{text}.", *_cast(needs), _taken(needs)]
-    gpu = on_gpu.gpu
-    reserve = size(reserve_bytes(gpu))
-    card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
-    text = f"{text}. {FITS[on_gpu.fits].format(card)}"
-    # What nvidia-smi shows of a training that does not fit is the whole card.
-    if needs.kinds.driver and on_gpu.fits != "no":
-        text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
-    just = [only_just(gpu, whole.peak_bytes, needs.kinds.driver)] if on_gpu.fits == "only just" else []
-    return [text, *just, *_cast(needs), _taken(needs)]
+    text = f"A rank of {ranks} with {needs.arm} needs {peak} of {memory} at the peak, predicted."
+    lines = []
+    if gpu and needs.kinds and needs.fits:
+        reserve = size(reserve_bytes(gpu))
+        card = f"{gpu.kind} ({size(gpu.memory_bytes)}, less {reserve} for context and fragmentation)"
+        text += f" {FITS[needs.fits].format(card)}"
+        # What nvidia-smi shows of a training that does not fit is the whole card.
+        if needs.kinds.driver and needs.fits != "no":
+            text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
+        if needs.fits == "only just":
+            lines.append(only_just(gpu, whole.peak_bytes, needs.kinds.driver))
+    return [text, *lines, *_cast(needs), _taken(needs)]
 
 
 def _taken(needs: Needs) -> str:
     """Two answers that differ often differ in these."""
-    batch, precision = needs.training.batch, needs.precision
+    batch, precision, gpu = needs.training.batch, needs.precision, needs.gpu
     rows = number_of(batch.rows, f"sequences of {batch.tokens:,} tokens per micro-batch")
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
     by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""
     passes = f"{number_of(batch.passes, 'micro-batches')} in a step (--accumulation)"
     text = f"Taken as: {rows}, {passes}, {precision}{by_default}, activations {activations}"
-    if needs.on_gpu and needs.machine and needs.training.placement.ranks > 1:
+    if gpu and needs.machine and needs.training.placement.ranks > 1:
         text += f", {links(needs.machine, needs.training.placement.ranks)} (--link, --gpus-per-node)"
     text += "."
-    if needs.on_gpu and precision.startswith("bf16") and not needs.on_gpu.gpu.has_bf16:
+    if gpu and precision.startswith("bf16") and not gpu.has_bf16:
         meant = "DeepSpeed's fp16 is meant, which has as many bytes" if precision == "bf16_cast" else "fp16 is meant"
-        text += f" A {needs.on_gpu.gpu.kind} has no bf16: {meant}."
-    if needs.on_gpu and precision == "fp32":
+        text += f" A {gpu.kind} has no bf16: {meant}."
+    if gpu and precision == "fp32":
         text += f" {finding('fp32_is_tf32').said}"
     return text
 
@@ -144,9 +140,9 @@ def _cast(needs: Needs) -> list[str]:
     cast = Prediction.of(replace(training, recipe=RECIPES["bf16_cast"]))
     peak_bytes = cast.memory.peak_bytes
     text = f"{finding('autocast_keeps_fp32_weights', precision=needs.precision).said} It needs {size(peak_bytes)}"
-    if needs.on_gpu is None:
+    gpu = needs.gpu
+    if gpu is None:
         return [f"{text}."]
-    gpu = needs.on_gpu.gpu
     fits = FITS[fits_on(gpu, peak_bytes, cast.kinds(gpu).driver)].format(gpu.kind)
     return [f"{text}. {fits}"]
 
@@ -177,19 +173,22 @@ def model_states(needs: Needs, parameters: float) -> dict[str, float]:
 
 def of_states(held: Mapping[str, float], parameters: float, precision: str) -> list[str]:
     """Whatever activations take, these are known. The paper's own have 16-bit weights."""
+    if not held:
+        return []
     parts = ", ".join(f"{states} {size(held_bytes)}" for states, held_bytes in held.items())
     total = size(sum(held.values()))
     of = f"{count(parameters)} parameters{' with fp32 weights' if RECIPES[precision].autocast else ''}"
-    return [f"model states alone, divided as in the ZeRO paper, of {of}: {total} ({parts})"] * bool(held)
+    return [f"model states alone, divided as in the ZeRO paper, of {of}: {total} ({parts})"]
 
 
 def moved(needs: Needs) -> list[str]:
     """What is on the host, what moves in a step, and how long that takes."""
     whole = needs.estimate
     host = f"host memory: {size(whole.host_bytes)} a rank"
-    if needs.ranks_of_node and needs.host_bytes_of_node:
-        with_processes = needs.host_bytes_of_node + needs.ranks_of_node * HOST_PROCESS_BYTES
-        host += f", {size(needs.host_bytes_of_node)} a node of {number_of(needs.ranks_of_node, 'GPUs')}, "
+    if needs.machine and needs.host_bytes_of_node:
+        ranks = needs.machine.gpus_per_node
+        with_processes = needs.host_bytes_of_node + ranks * HOST_PROCESS_BYTES
+        host += f", {size(needs.host_bytes_of_node)} a node of {number_of(ranks, 'GPUs')}, "
         host += f"and {size(with_processes)} with {size(HOST_PROCESS_BYTES)} for each process"
     if whole.host_bytes:
         host += " (`study advise` says whether a node has so much)"

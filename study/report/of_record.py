@@ -1,6 +1,7 @@
 """What theory predicts for the run of a record, and what its counted collectives send in rings."""
 
 from dataclasses import replace
+from typing import Any
 
 from study.core.arms import feature_for_cuda_alone
 from study.core.errors import Stop
@@ -46,8 +47,7 @@ def training_of(record: Record) -> Training | None:
     # where recomputation is reentrant: that changes with DeepSpeed's release.
     if model is None or record.is_script or record.is_watched or requested.compile or requested.reentrant:
         return None
-    recipe = RECIPES.get(requested.precision or "")
-    if recipe is None:  # fp8, which two older records asked for
+    if requested.precision not in RECIPES:  # fp8, which two older records asked for
         return None
     if requested.optimizer == "muon" and observed.stage:
         return None
@@ -56,19 +56,7 @@ def training_of(record: Record) -> Training | None:
     # With a GPU the rows of the data set stay on the host, and do not matter.
     if rows is None and observed.device == "cpu":
         return None
-    training = Training(
-        model,
-        recipe,
-        Batch(
-            requested.micro_batch,
-            requested.accumulation,
-            requested.sequence,
-            Recomputation(bool(requested.checkpointing)),
-        ),
-        _placement(observed),
-        optimizer=requested.optimizer or "adamw",  # older records name none
-        attention=requested.attention,
-    )
+    training = of_settings(requested, model, _placement(observed))
     # The rows are in the same memory as everything else, and so are those of the window that was read last: of the
     # steps whose rows the instruments found in memory, if no epoch ended between them.
     steps = 1
@@ -80,6 +68,19 @@ def training_of(record: Record) -> Training | None:
     whole = replace(training, placement=replace(training.placement, sequence_ranks=1))
     row_bytes = whole.traced.inputs_bytes // batch.rows
     return replace(training, data_bytes=((rows or 0) + read) * row_bytes)
+
+
+def of_settings(settings: Any, model: Transformer, placement: Placement) -> Training:
+    """Return a training by the trainer's settings: those of a record, or of a cell."""
+    again = Recomputation(bool(settings.checkpointing))
+    return Training(
+        model,
+        RECIPES[settings.precision],
+        Batch(settings.micro_batch, settings.accumulation, settings.sequence, again),
+        placement,
+        optimizer=settings.optimizer or "adamw",  # older records name none
+        attention=settings.attention or "sdpa",
+    )
 
 
 def _rows(requested: Requested) -> int | None:

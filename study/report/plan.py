@@ -3,29 +3,28 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from study.core.arms import load_arm
 from study.core.errors import Stop
 from study.core.gpus import Gpu
-from study.core.recipes import RECIPES
 from study.core.settings import TrainerFlags, resolve
 from study.core.shapes import config_of, shape_of
 from study.core.text import rounded, short, size
 from study.predict.front import (
-    Batch,
     Estimate,
+    Fits,
     Hardware,
     MemoryKinds,
     Pace,
     Placement,
     Prediction,
-    Recomputation,
     StepTime,
     Training,
     Transformer,
     fits_on,
 )
+from study.report.of_record import of_settings
 from study.sweeps.protocol import Cell
 
 # From the launch to the first step and from the last one to the end: on one H100 or H200 13 to 50 s, 10 of them for
@@ -44,7 +43,7 @@ class PredictedCell:
     whole: Estimate
     kinds: MemoryKinds
     step: StepTime | None
-    fits: Literal["yes", "only just", "no"]
+    fits: Fits
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,7 @@ def training_of(cell: Cell, gpus: int) -> Training:
     name = shape_of(settings.model)
     model = Transformer.of(config_of(name), name, dropout=settings.dropout, lora_rank=settings.lora_rank)
     ranks = settings.virtual_ranks or cell.ranks or gpus
-    again = Recomputation(settings.checkpointing)
-    return Training(
-        model,
-        RECIPES[settings.precision],
-        Batch(settings.micro_batch, settings.accumulation, settings.sequence, again),
-        Placement.of(load_arm(cell.arm), ranks, "cuda"),
-        optimizer=settings.optimizer,
-        attention=settings.attention or "sdpa",
-    )
+    return of_settings(settings, model, Placement.of(load_arm(cell.arm), ranks, "cuda"))
 
 
 def predicted(cell: Cell, gpu: Gpu, gpus: int, of: Pace | None = None) -> PredictedCell | None:
@@ -158,14 +149,9 @@ def _steps(cell: Cell) -> int:
     return (cell.value("steps") or 0) + MORE_STEPS
 
 
-def side_by_side(cell: Cell, gpus: int) -> bool:
-    """Return whether a cell leaves cards of this machine to others."""
-    return cell.ranks == 1 and gpus > 1
-
-
 def lanes(planned: Sequence[Planned], gpus: int, host_bytes: float) -> int:
     """Return how many cells for one GPU may run side by side: as many as cards, if the host holds their states."""
-    alone = [each for each in planned if side_by_side(each.cell, gpus) and not each.left]
+    alone = [each for each in planned if each.cell.ranks == 1 and not each.left]
     largest_bytes = max((each.predicted.whole.host_bytes for each in alone if each.predicted), default=0)
     at_once = int(host_bytes // largest_bytes) if largest_bytes else gpus
     return max(1, min(gpus, len(alone), at_once))
@@ -178,7 +164,7 @@ def _ending(planned: list[Planned], at_once: int) -> Iterator[Planned]:
         if each.left:
             yield replace(each, ends_s=max(free_s))
             continue
-        if each.ranks == 1 and each.cell.ranks == 1 and at_once > 1:
+        if each.cell.ranks == 1 and at_once > 1:
             lane = free_s.index(min(free_s))
             free_s[lane] += each.seconds
             yield replace(each, ends_s=free_s[lane])

@@ -53,7 +53,6 @@ class Rehearsed:
     record: Record
     device: OnGpu
     peak: Peak
-    fits: str | None  # None: no kind of GPU is named
 
     @property
     def batch_of_peak(self) -> list[int]:
@@ -67,7 +66,7 @@ class Rehearsed:
         gpu = GPUS[request.gpu] if request.gpu else None
         device = on_gpu(answer, request.ranks, record.observed.stage, gpu)
         peak = Peak.of(answer, device, record.memory.components.per_rank[0].at_peak)
-        return cls(request, answer, record, device, peak, device.fits)
+        return cls(request, answer, record, device, peak)
 
 
 # Packages that need a GPU to be installed, and how to rehearse without one.
@@ -107,9 +106,9 @@ def ending(failure: Failure, request: Request) -> str:
 
 def verdict(of: Rehearsed) -> str:
     """Return what the rank holds at its peak, and whether that fits."""
-    device, when = of.device, of.peak.when
+    device, when, fits = of.device, of.peak.when, of.device.fits
     holds = f"Rank 0 of {of.request.ranks}, run alone (virtual), peaks at {size(device.peak)}"
-    if of.request.gpu is None or of.fits is None:
+    if of.request.gpu is None or fits is None:
         return f"{holds} in {when}.{on_cpu(of.answer)}"
     holds += f" ({binary_size(device.peak)}) in {when}"  # the units of a GPU
     gpu_bytes = GPUS[of.request.gpu].memory_bytes
@@ -117,11 +116,11 @@ def verdict(of: Rehearsed) -> str:
     if device.driver > gpu_bytes:
         reserved, outside = (f"{each / GIB:.1f} GiB" for each in (device.reserved, device.driver - device.reserved))
         more = f"PyTorch would reserve {reserved}, and the CUDA context and NCCL take {outside}."
-        return f"{holds}, and needs more than {total}: {FITS[of.fits]}. {more}"
+        return f"{holds}, and needs more than {total}: {FITS[fits]}. {more}"
     shown = f"nvidia-smi would show {device.driver / GIB:.1f} of {total}"
-    how = "as its tensors leave less than the" if of.fits == "no" else "with"
+    how = "as its tensors leave less than the" if fits == "no" else "with"
     kept = f", {how} {reserve_bytes(GPUS[of.request.gpu]) / GIB:.1f} GiB {KEPT}"
-    return f"{holds}, and {shown}: {FITS[of.fits]}{kept}."
+    return f"{holds}, and {shown}: {FITS[fits]}{kept}."
 
 
 def one_update(of: Rehearsed) -> list[str]:
@@ -305,8 +304,7 @@ def sharding(seen: Observed) -> str:
 
 
 def offloading(seen: Observed) -> list[str]:
-    homes = {"optimizer": seen.offload_optimizer, "weights": seen.offload_param}
-    return [f"{what} offloaded to {home}" for what, home in homes.items() if home not in (None, "none")]
+    return [f"{what} offloaded to {home}" for what, home in seen.offloads.items()]
 
 
 def arithmetic(seen: Observed) -> list[str]:

@@ -173,13 +173,11 @@ def synced(advice: Advice) -> list[str]:
 def stage_3_holds_no_less(advice: Advice) -> list[str]:
     by_arm = {row.arm: row for row in advice.rows}
     zero2, zero3 = by_arm.get("zero2"), by_arm.get("zero3")
-    if zero2 and zero3 and _differ_in_arm_alone(zero2, zero3) and zero2.peak_bytes <= zero3.peak_bytes:
-        return [finding("stage_3_holds_no_less").said]
-    return []
-
-
-def _differ_in_arm_alone(one: Row, other: Row) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in ("precision", "checkpointing", "micro_batch"))
+    if not (zero2 and zero3) or zero2.peak_bytes > zero3.peak_bytes:
+        return []
+    if any(getattr(zero2, name) != getattr(zero3, name) for name in ("precision", "checkpointing", "micro_batch")):
+        return []
+    return [finding("stage_3_holds_no_less").said]
 
 
 def widest(advice: Advice) -> list[str]:

@@ -263,7 +263,7 @@ def copy_files(site: Path) -> None:
 def linked(text: str, folder: Path) -> str:
     """Let the links of a Markdown file lead to pages of the site, and to copies of scripts.
 
-    Those to other files become words and a path: a browser shows a notebook as JSON.
+    Those to other files become words and a path in the repository.
     """
     pages = pages_of() | {"README.md": "index.html", "notebooks/by_hand.ipynb": "by_hand.html"}
 
@@ -279,7 +279,7 @@ def linked(text: str, folder: Path) -> str:
             return f"[{words}]({pages[path]}{heading and '#' + heading})"
         if path.endswith(".py"):
             return f"[{words}](sources/{path})"
-        return words if Path(path).name in words else f"{words} (`{path}`)"
+        return f"{words} (in the repository)" if Path(path).name in words else f"{words} (`{path}` in the repository)"
 
     return re.sub(r"(?<!!)\[([^]]+)\]\((?!https://|#)([^)]+)\)", on_the_site, text)
 

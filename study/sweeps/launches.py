@@ -16,7 +16,7 @@ import psutil
 
 from study.core import arms
 from study.core.errors import FULL_INSTALL, Stop
-from study.core.machine import DEVICE_LOCK, die_with_parent, oom_kills, version
+from study.core.machine import DEVICE_LOCK, die_with_parent, oom_kills, packages_first, version
 from study.core.settings import cache_home, flag
 from study.records import store
 from study.records.schema import Record
@@ -55,11 +55,7 @@ def release_folder(release: str) -> Path:
 
 def of_release(release: str | None) -> dict[str, str]:
     """Return the variables with which a launch finds another release of DeepSpeed before the installed one."""
-    if release is None:
-        return {}
-    return {
-        "PYTHONPATH": os.pathsep.join([str(release_folder(release)), *filter(None, [os.environ.get("PYTHONPATH")])])
-    }
+    return packages_first(release_folder(release)) if release else {}
 
 
 def get_release(release: str) -> None:

@@ -23,7 +23,7 @@ from study.measure.hardware import device_is_full, host_is_full, lost_connection
 from study.measure.heartbeat import ASK
 from study.records import store
 from study.training.display import say
-from study.training.launch import NO_LAUNCH, Launch, number_of, ranks_that_died
+from study.training.launch import NO_LAUNCH, Launch, from_torchrun, ranks_that_died
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Refusals of the system that a user can mend. Behind any other there may be a mistake of ours.
@@ -88,7 +88,7 @@ def reason(error: BaseException, launch: Launch = NO_LAUNCH, folder: Path = NO_F
 
 def _from_outside(error: BaseException, launch: Launch, folder: Path) -> Stop | None:
     """Return the Stop for a signal, or for another rank that died: its connections break, or torchrun sends SIGTERM."""
-    lost = lost_connection(error) and number_of("WORLD_SIZE") > 1
+    lost = lost_connection(error) and from_torchrun("WORLD_SIZE") > 1
     dead = {}
     if lost or str(error) == signal.SIGTERM.name:
         dead = ranks_that_died(folder)

@@ -5,11 +5,12 @@ import logging
 from collections.abc import Callable
 
 import torch
+import transformers
 from safetensors.torch import load_file
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 
-from study.core import machine
+from study.core import cache, machine
 from study.core.errors import Stop
 from study.core.models.values import GROUPED, WithoutValues
 from study.measure import readback, roles, traffic
@@ -21,6 +22,7 @@ from study.training import ending, models, tasks
 from study.training.display import say
 from study.training.run import History, OpenRun
 
+FLOPS_FORMAT = 1  # of the cached counts: raise it whenever what is counted changes
 SETTLING_STEPS = 2  # in the first step after an evaluation, stage 3 still holds parameters from it
 
 
@@ -151,11 +153,25 @@ def inspect(run: OpenRun, step: Callable[[], object]) -> None:
 
 
 def flops_per_row(run: OpenRun) -> float:
-    """Return the operations of both passes over one row, counted without memory, and without recomputation, as MFU."""
-    with unset_fake_temporarily():
-        model = models.on_meta(run.settings, models.model_config(run.settings, run.data.vocabulary))
-        model.train(run.arm.sequence_ranks == 1)  # in training mode, Ulysses has replaced attention by its own
-        batch = {name: values[:1].to("meta") for name, values in run.data.train.items()}
-        with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
-            tasks.row_losses(run.settings, model, batch)[0].mean().backward()
-        return float(counter.get_total_flops())
+    """Return the operations of both passes over one row, counted without memory, and without recomputation, as MFU.
+
+    To count them takes longer than a few steps of a small model, so the cache keeps the answer.
+    """
+    settings, rows = run.settings, run.data.train
+    config = models.model_config(settings, run.data.vocabulary)
+    row = {name: [*values.shape[1:], values.dtype] for name, values in rows.items()}
+    asked = [settings.task, settings.sequence, settings.attention, models.weights_dtype(settings)]
+    # In training mode, Ulysses has replaced attention by its own.
+    trains = run.arm.sequence_ranks == 1
+    key = [config.to_dict(), row, asked, trains, torch.__version__, transformers.__version__]
+    folder, name = settings.cache_dir / f"flops-{FLOPS_FORMAT}", cache.fingerprint(key)
+    known = cache.answer(folder, name)
+    if known is None:
+        with unset_fake_temporarily():
+            model = models.on_meta(settings, config).train(trains)
+            batch = {name: values[:1].to("meta") for name, values in rows.items()}
+            with WithoutValues(), FlopCounterMode(display=False, custom_mapping=GROUPED) as counter:
+                tasks.row_losses(settings, model, batch)[0].mean().backward()
+        known = float(counter.get_total_flops())
+        cache.keep(folder, name, known)
+    return known

@@ -33,7 +33,7 @@ class Launch:
 NO_LAUNCH = Launch(0, 0.0, config_file="", num_processes=None, oom_kills=oom_kills())  # none is known yet
 
 
-def number_of(name: str, alone: int = 1) -> int:
+def from_torchrun(name: str, alone: int = 1) -> int:
     """Return a number that torchrun gives its ranks in the environment; `alone` without torchrun."""
     return int(os.environ.get(name, alone))
 
@@ -51,9 +51,9 @@ def find_launch() -> Launch:
 def shrink_group(arm: Arm, launch: Launch) -> None:
     """Reduce a group that torchrun made as large as the machine, a rank for each core, to its first two ranks."""
     counted_by_torchrun = (launch.num_processes or arm.num_processes) == "auto"
-    if CUDA or not counted_by_torchrun or number_of("WORLD_SIZE") <= RANKS_WITHOUT_GPU:
+    if CUDA or not counted_by_torchrun or from_torchrun("WORLD_SIZE") <= RANKS_WITHOUT_GPU:
         return
-    if number_of("RANK") >= RANKS_WITHOUT_GPU:
+    if from_torchrun("RANK") >= RANKS_WITHOUT_GPU:
         os._exit(0)  # torchrun goes on with the others as long as none fails
     # Before any library reads it.
     os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(RANKS_WITHOUT_GPU)
@@ -63,7 +63,7 @@ def ranks_that_died(folder: Path) -> dict[int, str | None]:
     """Return the other ranks that died, each with its signal if that is known. Their heartbeat file is left."""
     dead: dict[int, str | None] = {}
     # On several machines it is unknown: a process id may be another machine's. And without a folder nothing is asked.
-    if number_of("GROUP_WORLD_SIZE") > 1 or not folder.is_dir():
+    if from_torchrun("GROUP_WORLD_SIZE") > 1 or not folder.is_dir():
         return dead
     until_s = time.monotonic() + 0.5  # the kernel closes connections before the process counts as dead
     while not dead and time.monotonic() < until_s:
@@ -78,7 +78,7 @@ def ranks_that_died(folder: Path) -> dict[int, str | None]:
 def set_threads(threads: int | None) -> None:
     """Give every rank the same number of threads in every arm, also in `single`: a fair share of the cores."""
     # On a CPU at least two share the cores: the arm `single` must not be faster only for having more threads.
-    sharing = max(number_of("LOCAL_WORLD_SIZE"), 1 if CUDA else 2)
+    sharing = max(from_torchrun("LOCAL_WORLD_SIZE"), 1 if CUDA else 2)
     threads = threads or max(1, usable_cores() // sharing)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for libraries that are loaded later
     torch.set_num_threads(threads)

@@ -26,7 +26,7 @@ from study.records.sections import Time
 from study.training import ending, finish, patches, setup
 from study.training.data import load_data
 from study.training.display import announce, print_summary, quiet
-from study.training.launch import NO_LAUNCH, Launch, cap_memory, find_launch, number_of, set_threads, shrink_group
+from study.training.launch import NO_LAUNCH, Launch, cap_memory, find_launch, from_torchrun, set_threads, shrink_group
 from study.training.run import OpenRun
 
 Train = Callable[[OpenRun], Callable[[], object]]  # returns a function that takes one more step
@@ -34,7 +34,7 @@ Train = Callable[[OpenRun], Callable[[], object]]  # returns a function that tak
 
 def main(train: Train) -> None:
     """Run the trainer, and leave a record however it ends."""
-    rank = number_of("RANK", 0)
+    rank = from_torchrun("RANK", 0)
     parent = os.getppid()  # before anything that takes time: the launcher may die meanwhile
     flags = read_flags(train, rank)
     ending.interrupt_on_signals(parent)

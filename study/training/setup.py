@@ -33,7 +33,7 @@ from study.records.schema import Record
 from study.records.sections import Machine, Requested
 from study.training import models, patches
 from study.training.display import log_to, quiet, say
-from study.training.launch import Launch, number_of
+from study.training.launch import Launch, from_torchrun
 from study.training.optimizers import build_optimizer
 from study.training.run import OpenRun
 
@@ -75,7 +75,7 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
         return None
     model = models.on_meta(settings, models.model_config(settings, vocabulary=None))
     all_bytes = model.num_parameters() * machine.BYTES_PER_PARAMETER
-    needed_bytes = all_bytes * number_of("LOCAL_WORLD_SIZE") // number_of("WORLD_SIZE")
+    needed_bytes = all_bytes * from_torchrun("LOCAL_WORLD_SIZE") // from_torchrun("WORLD_SIZE")
     base = (settings.nvme_dir or folder.parent / "nvme").resolve()
     disk = base / f"{folder.name}-{launch.pid}"  # another run may have this name and this disk
     machine.make_swap_folder(disk, needed_bytes)
@@ -85,9 +85,9 @@ def claim_disk(settings: Settings, arm: Arm, launch: Launch, folder: Path) -> Pa
 def describe_machines(run: OpenRun) -> list[Machine]:
     """Return the machines of a run with their ranks, in order. Empty for a single machine."""
     machines: dict[int, Machine] = {}
-    if number_of("GROUP_WORLD_SIZE") > 1:
+    if from_torchrun("GROUP_WORLD_SIZE") > 1:
         versions = hardware.versions()
-        mine = number_of("GROUP_RANK"), Machine(hardware=hardware.describe()), versions
+        mine = from_torchrun("GROUP_RANK"), Machine(hardware=hardware.describe()), versions
         for rank, (number, described, theirs) in enumerate(run.gathered(mine)):
             differ = ", ".join(sorted(name for name in versions if versions[name] != theirs.get(name)))
             if differ:
@@ -101,7 +101,7 @@ def load_operators(names: list[str], folder: Path) -> None:
     """Load DeepSpeed's operators before DeepSpeed does: it prints messages, and trusts a lock that can be stale."""
 
     def tell(text: str) -> None:  # that one is compiled, or waited for
-        if number_of("LOCAL_RANK", 0) == 0:
+        if from_torchrun("LOCAL_RANK", 0) == 0:
             with contextlib.redirect_stdout(sys.__stdout__):
                 say(folder, text)
 
@@ -114,7 +114,7 @@ def load_operators(names: list[str], folder: Path) -> None:
 
 def open_accelerator(settings: Settings, arm: Arm, disk: Path | None) -> Accelerator:
     """Return the Accelerator that the arm's yaml describes, with the run's precision, batch and disk folder."""
-    sharing_ranks = arm.sharing_ranks(number_of("WORLD_SIZE"))  # a Stop if the ranks do not fill the arm's groups
+    sharing_ranks = arm.sharing_ranks(from_torchrun("WORLD_SIZE"))  # a Stop if the ranks do not fill the arm's groups
     compiler = "inductor"
     if not settings.compile:
         compiler = "no"
@@ -202,7 +202,7 @@ def _sequence(settings: Settings, arm: Arm) -> ParallelismConfig:
     # The same attention as in the other arms, which it would not take.
     rows.sp_attn_implementation = models.model_config(settings, vocabulary=None)._attn_implementation
     # Accelerate 1.15 counts a step's rows by the number of groups, and takes it for 1 if it is not given.
-    groups = number_of("WORLD_SIZE") // arm.sequence_ranks
+    groups = from_torchrun("WORLD_SIZE") // arm.sequence_ranks
     return ParallelismConfig(dp_shard_size=groups, sp_size=arm.sequence_ranks, sp_backend="deepspeed", sp_handler=rows)
 
 
@@ -237,7 +237,7 @@ def prepare(run: OpenRun) -> None:
         seen.weights_checksum = readback.weights_checksum(run.accelerator, run.model)
     run.keep()
     # --- whether that is what was asked for
-    wrong = readback.mismatches(arm, settings, seen, number_of("WORLD_SIZE"))
+    wrong = readback.mismatches(arm, settings, seen, from_torchrun("WORLD_SIZE"))
     # FSDP separates tied weights; PyTorch itself reports that in the first pass.
     if seen.weights_checksum != checksum or (not arm.fsdp and readback.shapes(run.model) != shapes):
         wrong.append("weights: preparing the model changed them")

@@ -7,11 +7,14 @@ from study.configs import sources
 from study.configs.mistakes import mistakes
 from study.core.errors import Stop
 from study.core.text import number_of
-from study.known.findings import Finding, ordered
+from study.known.findings import Finding, finding, ordered
 from study.records import collectives, store
 from study.records.schema import Record
-from study.watch import course, hangs, trends
-from study.watch.diagnosis import judge
+from study.watch import dynamics, hangs, trends
+from study.watch.costs import COSTS
+from study.watch.entered import ENTERED
+from study.watch.facts import Facts, Unknown
+from study.watch.mistakes import MISTAKES
 
 
 @dataclass
@@ -27,7 +30,7 @@ class About:
     not_known: list[str] = field(default_factory=list)  # rules that need more than the record has
 
     def in_json(self) -> dict:
-        wrong = self.error or any(finding.is_surely_wrong for finding in self.findings)
+        wrong = self.error or any(each.is_surely_wrong for each in self.findings)
         return asdict(self) | {"fine": not wrong}
 
 
@@ -53,6 +56,25 @@ def about(path: Path) -> About:
     return answer
 
 
+def judge(record: Record) -> tuple[list[Finding], list[str]]:
+    """Return the findings of a record, and the names of the rules that need more than the record has.
+
+    Mistakes come first, then costs in memory, then costs in traffic, the largest first.
+    """
+    facts = Facts(record)
+    context = vars(facts) | {"source": facts.promised.source or "the script"}
+    findings = []
+    unknown = []
+    for rule in (*ENTERED, *MISTAKES, *COSTS):
+        try:
+            for found in rule(facts):  # a rule may find something before it needs what the record lacks
+                id, values = (found, {}) if isinstance(found, str) else found
+                findings.append(finding(id, **values, **context))
+        except Unknown:
+            unknown.append(rule.__name__.replace("_", " "))
+    return ordered(findings), unknown
+
+
 def _of_record(record: Record, file: Path) -> About:
     seen = record.observed
     arm = seen.arm or record.requested.arm or seen.wrapper or "unknown"
@@ -62,7 +84,7 @@ def _of_record(record: Record, file: Path) -> About:
     status = record.status.replace("running", "unfinished")
     findings, not_known = judge(record)
     steps = trends.load(file.parent)
-    of_steps = course.findings(steps, is_over=record.status == "done")
+    of_steps = dynamics.findings(steps, is_over=record.status == "done")
     return About(
         run=record.run_id,
         how=f"{arm}{ranks}{kind}, {status}",

@@ -3,7 +3,7 @@
 A rule yields the ids of its findings and their values: `memory_bytes` and `traffic_bytes` are what the finding costs.
 """
 
-from study.watch.facts import KEPT, REDUCING, Facts, Results
+from study.watch.facts import REDUCING, Facts, Results
 
 # Smaller shares than these get no finding.
 LARGE = 0.1  # of the peak
@@ -22,7 +22,7 @@ def buckets_and_copies(facts: Facts) -> Results:
     if not facts.stage:
         return
     # On one rank ZeRO divides nothing, and adds copies and buckets: 28 bytes a parameter instead of 16.6, measured.
-    if facts.ranks == 1 and {seen.offload_optimizer, seen.offload_param} <= KEPT:
+    if facts.ranks == 1 and not seen.offloads:
         yield "zero_on_one_rank", {"memory_bytes": buckets + master}
     # The copy is made of weights of any dtype (zero/stage_1_and_2.py:560): 4 bytes a parameter, divided by the ranks.
     if master and facts.weights == seen.dtypes.get("master") == "float32":  # on a disk they take none

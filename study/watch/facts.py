@@ -10,7 +10,6 @@ from study.records.schema import Record
 
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 STATES = ("weights", "gradients", "master", "moments")
-KEPT = {None, "none"}  # where what is not offloaded is
 
 Results = Iterator[str | tuple[str, dict[str, Any]]]  # ids of findings, alone or with their values
 

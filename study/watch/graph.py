@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,18 +111,14 @@ def probabilities_into(node: Any) -> str | None:
 
 def is_mixed(node: Any) -> bool:
     """Return whether a cross-entropy gets its classes by a view that exchanges sizes: it does not move the values."""
-    node = _log_softmax(node)
-    if node is None:
-        return False
     with contextlib.suppress(AttributeError, IndexError):  # of a node in Python, or an older torch
-        for _ in range(DEEPEST):
-            node = node.next_functions[0][0]
-            name = kind_of(node)
+        for below in _first_inputs(_log_softmax(node)):
+            name = kind_of(below)
             if name not in PASSED:
                 break
             if "View" not in name and name != "ReshapeAlias":
                 continue
-            before, after = tuple(node._saved_self_sym_sizes), tuple(node._input_metadata[0].shape)
+            before, after = tuple(below._saved_self_sym_sizes), tuple(below._input_metadata[0].shape)
             if before != after and sorted(before) == sorted(after) and len(after) > 2 and after[1] == before[-1]:
                 return True
     return False
@@ -141,14 +138,12 @@ def is_broadcast(loss: torch.Tensor, found: list[Any]) -> bool:
         below = node.next_functions[0][0]
         if kind_of(node) in ("MseLoss", "SmoothL1Loss", "HuberLoss") and kind_of(below) == "Expand":
             return _grows(below)
-    node = loss.grad_fn
-    for _ in range(DEEPEST):  # a square or absolute value by hand
-        if node is None or kind_of(node) == "Sub":
-            break
+    for node in (loss.grad_fn, *_first_inputs(loss.grad_fn)):  # a square or absolute value by hand
+        if kind_of(node) == "Sub":
+            return _grows(node)
         if kind_of(node) not in (*PASSED, "Mean", "Sum", "Pow", "Abs", "Div", "Mul"):
-            return False
-        node = node.next_functions[0][0]
-    return node is not None and _grows(node)
+            break
+    return False
 
 
 def _grows(node: Any) -> bool:
@@ -164,9 +159,17 @@ def _grows(node: Any) -> bool:
 
 def _below(node: Any) -> Any:
     """Return the first function below a node that does more than to cut and to copy."""
-    for _ in range(DEEPEST):
-        node = node.next_functions[0][0] if node is not None and node.next_functions else None
-        name = kind_of(node)
+    for below in _first_inputs(node):
+        name = kind_of(below)
         if name not in CUT and not name.startswith(MARKS):
-            break
-    return node
+            return below
+    return None
+
+
+def _first_inputs(node: Any) -> Iterator[Any]:
+    """Yield the functions below a node, each the first input of the one before."""
+    for _ in range(DEEPEST):
+        if node is None or not node.next_functions:
+            return
+        node = node.next_functions[0][0]
+        yield node

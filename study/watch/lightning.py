@@ -5,7 +5,7 @@ import importlib.util
 from typing import Any
 
 from study.core.errors import Stop
-from study.watch.loop import is_engine
+from study.measure.roles import is_engine
 from study.watch.session import WatchedTraining
 
 # Two names of one library; a Trainer takes callbacks of its own alone.

@@ -21,10 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from study.core.recipes import AUTOCAST
 from study.core.text import is_number
 from study.measure import roles
-from study.measure.readback import device_of
+from study.measure.readback import AUTOCAST_NAMES, device_of
 from study.records.schema import Record
 from study.watch import targets
 from study.watch.between import BetweenUpdates
@@ -42,12 +41,6 @@ SCHEDULES = [
     for kind in vars(lr_scheduler).values()
     if isinstance(kind, type) and issubclass(kind, lr_scheduler.LRScheduler) and "step" in vars(kind)
 ]
-NAMES = {getattr(torch, dtype): name for name, dtype in AUTOCAST.items()}
-
-
-def is_engine(model) -> bool:
-    """Return whether a model is a DeepSpeed engine, which has an optimizer of its own."""
-    return hasattr(model, "zero_optimization_stage")
 
 
 def guarded(hook: Callable) -> Callable:
@@ -88,7 +81,7 @@ class WatchedLoop:
     def __post_init__(self) -> None:
         self._watched = self.record.watched
         self._inner = roles.inner_optimizer(self.optimizer)
-        self._is_engine = is_engine(self.model)
+        self._is_engine = roles.is_engine(self.model)
         is_plain = not self._is_engine and roles.fsdp_version(self.model) is None  # others keep gradients elsewhere
         self._shared = {id(tensor) for group in self._inner.param_groups for tensor in group["params"]}
         self._trained = [tensor for tensor in self.model.parameters() if tensor.requires_grad and is_plain]
@@ -286,7 +279,7 @@ class WatchedLoop:
         if has_gradients:
             self._evaluated = 0
             is_autocast = torch.is_autocast_enabled(self._device)
-            self._autocast = NAMES.get(torch.get_autocast_dtype(self._device)) if is_autocast else None
+            self._autocast = AUTOCAST_NAMES.get(torch.get_autocast_dtype(self._device)) if is_autocast else None
         else:
             self._evaluated += self._plain.training
             if self._evaluated == EVALUATION and self._dropouts:

@@ -9,7 +9,7 @@ import re
 
 from study.core.files import value_at
 from study.core.recipes import AUTOCAST
-from study.watch.facts import KEPT, REDUCING, Facts, Results, required
+from study.watch.facts import REDUCING, Facts, Results, required
 
 FIRST_SCALE = 65536  # the initial loss scale of DeepSpeed and torch
 HALVES = tuple(AUTOCAST.values())
@@ -355,7 +355,7 @@ def offloading(facts: Facts) -> Results:
         yield "states_not_offloaded", {"home": home}
     home = facts.requested_home("offload_param")
     # Stage 2 takes the section and trains without it (reproductions/offload_param_without_stage3.py).
-    if home != "none" and facts.seen.offload_param in KEPT:
+    if home != "none" and "weights" not in facts.seen.offloads:
         yield "weights_not_offloaded", {"home": home}
 
 

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from study.records.schema import Record
 from study.records.sections import Watched
 from study.watch import results, trends
 from study.watch.instruments import Instruments
-from study.watch.loop import WatchedLoop, is_engine
+from study.watch.loop import WatchedLoop
 from study.watch.results import RankMeasurements
 from study.watch.steps import StepLog
 from study.watch.weights import Weights, tie_is_lost
@@ -40,6 +39,8 @@ WITHIN_S = 60  # how long a rank waits for what another one sends
 
 class Watch:
     """The context manager around a loop. It catches every error of its own."""
+
+    ranks: "WatchedRanks"  # once it is entered
 
     def __init__(
         self,
@@ -62,8 +63,7 @@ class Watch:
         if not isinstance(model, torch.nn.Module):
             what = f"watch needs the prepared model, not {type(model).__name__}"
             raise Stop(what, "call watch(accelerator, model, optimizer), or watch(model=model, optimizer=optimizer)")
-        self.is_engine = is_engine(model)
-        if optimizer is None and not self.is_engine:
+        if optimizer is None and not roles.is_engine(model):
             raise Stop("watch needs the optimizer as well", "call watch(model=model, optimizer=optimizer)")
         self.accelerator = accelerator
         self.model: Any = model
@@ -71,7 +71,7 @@ class Watch:
         self.arguments = arguments
         self.run_dir = Path(run_dir)
         self.folder: Path | None = None  # of the record, once the ranks have agreed on it
-        self.session: Session | None = None
+        self.loop: WatchedLoop | None = None  # while it is followed
         self._open = contextlib.ExitStack()  # what works until the record is completed
 
     def __enter__(self) -> "Watch":
@@ -84,31 +84,26 @@ class Watch:
     def __exit__(self, kind, error, trace) -> None:
         self.end(error)
 
-    def leave_out(self) -> None:
-        """Do not time the step in progress, because it contains more than training."""
-        if self.session:
-            self.session.loop.step.evaluated = True
-
     def end(self, error: BaseException | None = None) -> None:
         """Complete the record. A second call does nothing."""
         if isinstance(error, SystemExit) and not error.code:
             error = None
-        if self.session:
+        if self.loop and self.folder:
             try:
-                if self.session.loop.active:
-                    self.session.complete(error, self._open)
+                if self.loop.active:
+                    self._complete(self.loop, self.folder, error)
             except Exception as mistake:  # a device that has failed may not answer
                 self.give_up(mistake)
-            self.session.loop.detach()
+            self.loop.detach()
         # The model may be large, and a watch outlives its loop.
-        self.accelerator = self.model = self.optimizer = self.session = None
+        self.accelerator = self.model = self.optimizer = self.loop = None
 
     def give_up(self, error: Exception) -> None:
         """Let the training go on without the watch, and record why. The hooks stay for now, as one may be running."""
         what = f"{type(error).__name__}: {error}"
         sys.stderr.write(f"study.watch has stopped, which does not affect your training: {what}\n")
-        if self.session:
-            self.session.loop.active = False
+        if self.loop:
+            self.loop.active = False
         with contextlib.suppress(Exception):
             self._open.close()
         if self.folder:
@@ -117,7 +112,7 @@ class Watch:
 
     def _begin(self) -> None:
         # --- where the record is, and what it says before the loop
-        ranks = WatchedRanks()
+        self.ranks = ranks = WatchedRanks()
         self.folder = folder = ranks.agree_on_folder(self.run_dir)
         if folder is None:
             return  # this rank is in no group with the first
@@ -133,11 +128,78 @@ class Watch:
         self._open.callback(instruments.stop)
         weights = Weights(self.model)
         weights.describe(record.watched)
-        loop = WatchedLoop(
+        self.loop = WatchedLoop(
             self.model, self.optimizer, self.accelerator, record, log, instruments, weights, self.give_up
         )
-        self.session = Session(ranks, folder, loop)
-        loop.attach()
+        self.loop.attach()
+
+    def _complete(self, loop: WatchedLoop, folder: Path, error: BaseException | None) -> None:
+        """Complete the record. `error` ended the loop."""
+        rank = self.ranks.rank
+        record = loop.record
+        watched = record.watched
+        watched.moments_lost = loop.moments_lost
+        watched.passes_without_update = loop.step.backwards
+        watched.largest_decay = loop.decay
+        watched.orders_repeated = loop.loaders.orders_repeated
+        watched.evaluated_on_trained = loop.loaders.evaluated_on_trained
+        weights_sum = None
+        if error is None:
+            self._open.close()
+            weights_sum = loop.weights.describe_end(watched)
+            watched.units_alike = loop.weights.alike()
+        else:  # the reason first, in case the rest fails as well
+            where = f"rank {rank}, step {loop.log.count + 1}"
+            store.end_badly(folder, results.reason(error, where), type(error).__name__)
+            self._open.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
+        mine = measurements(loop, weights_sum)
+        if rank != 0:
+            self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
+            return
+        measured = [mine]
+        if error is None:  # the others may have died of one, and are not waited for
+            measured += self._received()
+        # --- what was measured
+        watched.tie_lost |= tie_is_lost(loop.model)
+        watched.looked_at = loop.instruments.looked_at
+        with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
+            record.observed.dtypes = roles.dtypes(loop.model, loop.optimizer)
+        tables = [table for rank, table in trends.load(folder).items() if rank < len(measured)]
+        diverged_in = results.fill(record, measured, tables)
+        # --- how it ended
+        if error is None:
+            record.status = "done"
+            record.finished_utc = store.now_utc()
+            if diverged_in is not None:
+                remedy = "look at the sequences of that step, give a lower learning rate, or clip gradients"
+                stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
+                record = store.ended(record, stop, "Stop")
+        store.keep(folder, record)
+        say(*results.summary(store.load(folder), folder, trends.load(folder)))
+
+    def _received(self) -> Iterator[RankMeasurements]:
+        """Return what the other ranks measured, up to the first that does not send it in time."""
+        for rank in range(1, self.ranks.count):
+            text = self.ranks.receive(f"measurements/{rank}")
+            if text is None:
+                return  # a position in the record is a rank, so those after it are left out, too
+            yield RankMeasurements.model_validate_json(text)
+
+
+def measurements(loop: WatchedLoop, weights_sum: float | None) -> RankMeasurements:
+    """Return what this rank measured."""
+    divided = getattr(loop.accelerator, "parallelism_config", None)
+    has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
+    return RankMeasurements(
+        memory=peaks(),
+        components=loop.instruments.components,
+        traffic=loop.instruments.counts,
+        inputs=loop.inputs if has_own_rows else None,
+        gradient=loop.between.gradient if has_own_rows else None,
+        rate=loop.rate,
+        weights_sum=weights_sum,
+        knows_losses=loop.log.knows_losses,
+    )
 
 
 class WatchedTraining:
@@ -155,11 +217,12 @@ class WatchedTraining:
 
     @property
     def _loop(self) -> WatchedLoop | None:
-        return self.watch.session.loop if self.watch and self.watch.session else None
+        return self.watch.loop if self.watch else None
 
     def _leave_out(self, *_, **__) -> None:
-        if self.watch is not None:
-            self.watch.leave_out()
+        """Do not time the step in progress, because it contains more than training."""
+        if self._loop:
+            self._loop.step.evaluated = True
 
     def _end(self, error: BaseException | None) -> None:
         if self.watch is not None:
@@ -171,7 +234,7 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
     """Return a record of the machine, of what was asked for, and of what was prepared."""
     record = store.new(name, sys.argv)
     config = None
-    if is_engine(model) and accelerator is None:
+    if roles.is_engine(model) and accelerator is None:
         config = model.config
     record.promised = intended_settings(config, arguments)
     kind = type(roles.base_model(model)).__name__.removeprefix("FSDP")  # fully_shard makes a class of its own
@@ -180,7 +243,7 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
     record.watched.tie_lost = tie_is_lost(model)
     names = [name for name, _ in model.named_parameters()]
     record.watched.has_adapters = any(re.search(ADAPTERS, name) for name in names)
-    if not is_engine(model):
+    if not roles.is_engine(model):
         groups = roles.inner_optimizer(optimizer).param_groups
         # By their memory: who shards by hand gives the optimizer another tensor for a part of each weight.
         updated = {tensor.untyped_storage()._cdata for group in groups for tensor in group["params"]}
@@ -197,84 +260,6 @@ def new_record(name: str, accelerator, model, optimizer, arguments=None) -> Reco
 
 
 watch = Watch
-
-
-@dataclass
-class Session:
-    """A watch at work, from before the first step until the record is complete."""
-
-    ranks: "WatchedRanks"
-    folder: Path
-    loop: WatchedLoop
-
-    def complete(self, error: BaseException | None, opened: contextlib.ExitStack) -> None:
-        """Complete the record. `error` ended the loop. `opened` holds what works until then."""
-        rank = self.ranks.rank
-        watched = self.loop.record.watched
-        watched.moments_lost = self.loop.moments_lost
-        watched.passes_without_update = self.loop.step.backwards
-        watched.largest_decay = self.loop.decay
-        watched.orders_repeated = self.loop.loaders.orders_repeated
-        watched.evaluated_on_trained = self.loop.loaders.evaluated_on_trained
-        weights_sum = None
-        if error is None:
-            opened.close()
-            weights_sum = self.loop.weights.describe_end(watched)
-            watched.units_alike = self.loop.weights.alike()
-        else:  # the reason first, in case the rest fails as well
-            where = f"rank {rank}, step {self.loop.log.count + 1}"
-            store.end_badly(self.folder, results.reason(error, where), type(error).__name__)
-            opened.__exit__(type(error), error, None)  # the log of collectives stays then, and says where
-        mine = self._measurements(weights_sum)
-        if rank != 0:
-            self.ranks.send(f"measurements/{rank}", mine.model_dump_json())
-            return
-        measured = [mine]
-        if error is None:  # the others may have died of one, and are not waited for
-            measured += self._received()
-        # --- what was measured
-        record = self.loop.record
-        watched.tie_lost |= tie_is_lost(self.loop.model)
-        watched.looked_at = self.loop.instruments.looked_at
-        with contextlib.suppress(Exception):  # after a crash tensors may be unreadable
-            record.observed.dtypes = roles.dtypes(self.loop.model, self.loop.optimizer)
-        tables = [table for rank, table in trends.load(self.folder).items() if rank < len(measured)]
-        diverged_in = results.fill(record, measured, tables)
-        # --- how it ended
-        if error is None:
-            record.status = "done"
-            record.finished_utc = store.now_utc()
-            if diverged_in is not None:
-                remedy = "look at the sequences of that step, give a lower learning rate, or clip gradients"
-                stop = Stop(f"the loss is not finite in step {diverged_in}", remedy, "diverged", f"step {diverged_in}")
-                record = store.ended(record, stop, "Stop")
-        store.keep(self.folder, record)
-        say(*results.summary(store.load(self.folder), self.folder, trends.load(self.folder)))
-
-    def _measurements(self, weights_sum: float | None) -> RankMeasurements:
-        loop = self.loop
-        divided = getattr(loop.accelerator, "parallelism_config", None)
-        has_own_rows = getattr(divided, "non_data_parallel_size", 1) == 1  # others share a model or a sequence
-        return RankMeasurements(
-            memory=peaks(),
-            components=loop.instruments.components,
-            traffic=loop.instruments.counts,
-            inputs=loop.inputs if has_own_rows else None,
-            gradient=loop.between.gradient if has_own_rows else None,
-            rate=loop.rate,
-            weights_sum=weights_sum,
-            knows_losses=loop.log.knows_losses,
-        )
-
-    def _received(self) -> Iterator[RankMeasurements]:
-        """Return what the other ranks measured, up to the first that does not send it in time."""
-        for rank in range(1, self.ranks.count):
-            text = self.ranks.receive(f"measurements/{rank}")
-            if text is None:
-                return  # a position in the record is a rank, so those after it are left out, too
-            yield RankMeasurements.model_validate_json(text)
-
-
 _count = itertools.count()  # numbers the watches of this process, in the same way on every rank
 
 

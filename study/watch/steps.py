@@ -114,9 +114,9 @@ class StepLog:
             spent[phase] += passed_s
         passes = step.backwards or step.forwards
         timed = (self._written, step.clean, passes, step.rows, float(step.loss), step.memory_bytes, *spent.values())
-        course = (step.training, step.dropouts_off, step.trained, step.clipped_in, float(step.norm))
+        dynamics = (step.training, step.dropouts_off, step.trained, step.clipped_in, float(step.norm))
         rates = (step.rates + [math.nan] * GROUPS)[:GROUPS]
-        return (*timed, *course, len(step.scheduled), *rates)
+        return (*timed, *dynamics, len(step.scheduled), *rates)
 
 
 def in_words(table: Table, device: str | None) -> str:

@@ -19,14 +19,14 @@ FILE = "steps-rank{rank}.csv"
 PHASES = ("outside", "data", "forward", "backward", "waiting", "update")  # seconds of a step; waiting: for ranks
 OWN = tuple(phase for phase in PHASES if phase != "waiting")
 TIMED = ("step", "clean", "passes", "rows", "loss", "memory_bytes", *PHASES)
-# What a step did besides; the rules for it are in course.py. training: whether the model was in training mode.
+# What a step did besides; the rules for it are in dynamics.py. training: whether the model was in training mode.
 # dropouts_off: layers of dropout that were not. trained: share of parameters with requires_grad. clipped_in: the
 # micro-batch after which gradients were clipped first, 0 after the update. norm: of what was clipped. scheduled:
 # micro-batches after which a schedule stepped. The last are the rates of the first groups.
-COURSE = ("training", "dropouts_off", "trained", "clipped_in", "norm", "scheduled")
+DYNAMICS = ("training", "dropouts_off", "trained", "clipped_in", "norm", "scheduled")
 GROUPS = 8
-COLUMNS = (*TIMED, *COURSE, *(f"rate_{group}" for group in range(GROUPS)))
-FIELDS: list[Any] = [(name, "f8") for name in (*TIMED, *COURSE)] + [("rates", "f8", (GROUPS,))]
+COLUMNS = (*TIMED, *DYNAMICS, *(f"rate_{group}" for group in range(GROUPS)))
+FIELDS: list[Any] = [(name, "f8") for name in (*TIMED, *DYNAMICS)] + [("rates", "f8", (GROUPS,))]
 LARGEST = 1e12  # seconds or steps
 MAX_BYTES = 2**26  # some 500,000 steps
 MAX_RANKS = 512  # from 0 on

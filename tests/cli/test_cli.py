@@ -602,7 +602,9 @@ def test_a_virtual_rank_holds_what_is_estimated_by_default(monkeypatch, tmp_path
     assert (record.status, record.observed.virtual_ranks) == ("done", 4)
     (measured,) = record.memory.components.per_rank
     training, passes = TrainingFlags(gpus=4), virtual.PassFlags(arm="zero2")
-    ours, _ = virtual.training_of(named("llama-micro"), training, PlaceFlags(), passes, None, "cpu")
+    ours, _ = virtual.training_of(
+        named("llama-micro"), training, PlaceFlags(), passes, arms.load_arm(passes.arm), "cpu"
+    )
     predicted = estimate(ours)
     assert measured.tracked_peak_bytes == pytest.approx(predicted.peak_bytes, rel=0.001)
 

@@ -6,6 +6,7 @@ import cards
 import pytest
 
 from study.core.arms import ROOT
+from study.core.glossary import meanings
 from study.ledger import search, texts
 from study.report.topics import documents
 
@@ -35,3 +36,10 @@ def test_a_quote_is_no_markdown_and_an_expression_is_code():
 
 def test_the_page_of_words_is_that_of_the_glossary():
     assert (ROOT / "WORDS.md").read_text() == cards.words(), "python tools/cards.py"
+
+
+def test_words_stand_in_alphabetical_order():
+    words = [word.casefold() for word in meanings()]
+    words = words[: words.index("holds")]  # those of verdicts follow, the best first
+    assert len(words) > 80
+    assert words == sorted(words)

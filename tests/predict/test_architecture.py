@@ -14,7 +14,7 @@ from study.core.errors import Stop
 from study.core.settings import Settings, TrainerFlags, resolve
 from study.core.shapes import NO_FUSED_ATTENTION, SHAPES, VOCABULARY
 from study.predict.architecture import Wanted, asked_for, check_config, generic, named
-from study.predict.trace.asked import TraceOptions
+from study.predict.trace.options import TraceOptions
 from study.predict.trace.transformer import traced
 from study.training import models, tasks
 

@@ -16,7 +16,7 @@ from study.predict.advise import _arms, fewest
 from study.predict.architecture import Wanted, asked_for
 from study.predict.prediction import Prediction
 from study.predict.trace import committed, sections, tracing, transformer
-from study.predict.trace.asked import TraceOptions
+from study.predict.trace.options import TraceOptions
 from study.predict.trace.tape import compact, read
 from study.predict.trace.transformer import Transformer
 from tests.conftest import ROOT, python

@@ -30,7 +30,7 @@ from study.predict.pace import pace
 from study.predict.placement import Placement
 from study.predict.step_time import Hardware
 from study.predict.training import Batch, Training
-from study.report.accuracy import accuracy, in_a_line
+from study.report.accuracy import accuracy, accuracy_of_memory, in_a_line
 from tests.conftest import ROOT, table
 
 
@@ -109,7 +109,7 @@ def test_the_outside_check_is_printed_first_as_its_page_has_it():
     page = " ".join((ROOT / "reports/answers/fit.md").read_text().split())
     steps, *limits, peaks, published = accuracy()
     one = limits[0]
-    assert accuracy([]) == [peaks, published], "without a step nothing is said of seconds"
+    assert accuracy_of_memory() == [peaks, published], "without a step nothing is said of seconds"
     assert all("published" in line for line in (one, published))
     for line in limits:
         limit, off, near = re.search(r"(where .*): .* most (\d+)% off, (\d+)% of all", line).groups()
@@ -160,7 +160,8 @@ def test_each_constant_that_is_fitted_has_an_entry():
 
 def test_a_source_of_many_rows_has_one_vote():
     many = {"large": [1.0] * 99} | {f"small {number}": [1.5 + number / 10] for number in range(8)}
-    assert fit.ends_of(many.values(), 0.8) == (1.0, 2.2)
+    overs, votes, _ = fit.in_order(many.values())
+    assert fit.middle(overs, votes, 0.8) == (1.0, 2.2)
     assert fit.held(many, (0.9, 1.1)) == pytest.approx(1 / 9)
 
 
@@ -277,7 +278,7 @@ def test_a_row_that_is_not_predicted_says_why(changes, why):
     row = published.filled(PublishedRow, USUAL | changes)
     answer = of_row(row)
     assert not any(each.ours for each in answer.values())
-    assert why in scores.told(row, [number(row, quantity, each) for quantity, each in answer.items()])
+    assert why in scores.in_words(row, [number(row, quantity, each) for quantity, each in answer.items()])
 
 
 @pytest.mark.parametrize("stage", ['{"zero_optimization": {"stage": 3}}', '{"stage": "3"}', '{"stage": 3}'])

@@ -15,7 +15,7 @@ from study.predict.engines import engine_of
 from study.predict.prediction import estimate
 from study.predict.step_time import work
 from study.predict.trace import tracing
-from study.predict.trace.asked import TraceOptions
+from study.predict.trace.options import TraceOptions
 from study.predict.trace.tape import Pass, read
 from study.predict.trace.transformer import Transformer
 from study.predict.training import Batch, Recomputation, Training

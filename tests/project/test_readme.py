@@ -41,9 +41,9 @@ def page_of(name: str) -> str:
     return (ROOT / f"reports/answers/{name}.md").read_text()
 
 
-def number_of(name: str) -> str:
-    """Return what README prints as the one number of an answer."""
-    return next(each["number"] for each in QUESTIONS if each["name"] == name)
+def answer_of(name: str) -> str:
+    """Return what README prints as an answer, with its one number."""
+    return next(each["answer"] for each in QUESTIONS if each["name"] == name)
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -94,12 +94,12 @@ def test_readme_says_how_many_arms_there_are_and_what_each_count_counts():
 @pytest.mark.parametrize("each", QUESTIONS, ids=lambda each: each["name"])
 def test_readme_has_each_answer_with_one_number_and_its_page(each):
     link = f"[{each['question']}](reports/answers/{each['name']}.md)"
-    assert f"| {link} | {each['answer']} | {each['number']} | {each['known']} |" in README
+    assert f"| {link} | {each['answer']} | {each['known']} |" in README
     title, _, bold, *_ = page_of(each["name"]).splitlines()
     assert title == f"# {each['question']}"
     assert re.fullmatch(r"\*\*.+\*\*", bold), "the answer comes first"
-    assert len(each["answer"].split()) <= 15
-    assert len(re.findall(r"\d[\d.]*", each["answer"])) <= 2
+    assert len(each["answer"].split()) <= 20
+    assert re.search(r"\d", each["answer"]), "an answer has its number"
 
 
 def to_card(claim) -> str:
@@ -158,8 +158,8 @@ def test_the_verdicts_and_their_counts():
     others = [claim for claim in of_papers if claim.verdict == "holds"]
     posts = [claim for claim in others if re.match("Post|DeepSpeed's tutorial", claim.where)]
     false = [len([each for each in part if each.verdict == "does not hold"]) for part in (of_papers, written)]
-    words = f"of papers {len(others)} of {total - of_articles} hold and {false[0]} do not, "
-    assert number_of("claims") == words + f"of articles {len(held)} and {false[1]} of {of_articles}"
+    words = f"Of {total} claims {number['holds']} hold and {sum(false)} do not. "
+    assert answer_of("claims") == words + "The others hold under a condition, or are open."
     words = f"{len(others)} hold ({len(posts)} of DeepSpeed's posts), "
     assert f"Of {total - of_articles} claims of 5 papers {words}" in page
     assert [text.document for text in texts.texts() if text.is_read_in_part] == ["P2", "P3", "P4"]
@@ -169,10 +169,9 @@ def test_the_verdicts_and_their_counts():
     assert "The English bodies of the papers P2, P3 and P4 were not read, so" in page
     assert "Three papers' English bodies were not read." in README
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
-    assert "| A fifth hold, two thirds are conditional or open. |" in README
-    assert number["holds"] / total == pytest.approx(1 / 5, abs=0.02)
-    undecided_share = (number["holds only if"] + number["cannot be decided here"]) / total
-    assert undecided_share == pytest.approx(2 / 3, abs=0.02)
+    assert "| A third of the papers' claims hold and a ninth of the articles'." in README
+    assert len(others) / (total - of_articles) == pytest.approx(1 / 3, abs=0.03)
+    assert len(held) / of_articles == pytest.approx(1 / 9, abs=0.02)
     decided = [claim for claim in texts.claims() if claim.certainty]
     sure = Counter(claim.certainty for claim in decided)
     low = sure["low"] + sure["very low"]
@@ -182,6 +181,34 @@ def test_the_verdicts_and_their_counts():
     assert f"{len(without)} rest on no real run of ours" in page
     records = len(runs.load(KEPT / "runs"))
     assert f"From {records} runs" in (KEPT / "README.md").read_text()
+
+
+def digits(values, number: int) -> str:
+    return ", ".join(f"{float(f'{each:.{number}g}'):,.12g}" for each in values)
+
+
+def test_the_numbers_that_follow_from_others_are_computed_again():
+    """57 arithmetic sentences were not judged, and that class gave two of the three claims of papers that fail."""
+    section = page_of("claims").partition("\n## Arithmetic sentences checked\n")[2].partition("\n## ")[0]
+    checked = [(text.document, each) for text in texts.texts() for each in text.checked]
+    rows = {
+        f"{document}, {each.where}": [
+            f"{digits(each.says, 5)} {each.unit}".rstrip(),
+            digits(each.computed, 4),
+            "yes" if all(each.agree) else f"no: {each.note}",
+        ]
+        for document, each in checked
+    }
+    assert {name: row for name, row in rows_of(section).items() if re.match(r"P\d, ", name)} == rows
+    assert len(rows) == len(checked)
+    assert [each.where for _, each in checked if all(each.agree) == bool(each.note)] == []
+    agree = [one for _, each in checked for one in each.agree]
+    tables = [each for document, each in checked if document == "P1" and re.match("table [12]", each.where)]
+    off = [abs(now / said - 1) for each in tables for now, said in zip(each.computed, each.says, strict=True)]
+    said = f"Of {len(agree)} numbers of papers that follow from their other numbers {sum(agree)} agree, within "
+    said += f"{100 * texts.NEAR:.0f} %: the {len(off)} of tables 1 and 2 of P1 within 3 %."
+    assert said in section
+    assert max(off) <= 0.03
 
 
 @pytest.mark.parametrize(
@@ -322,8 +349,7 @@ def test_no_kept_record_of_a_stage_sends_more_or_less_than_the_answer_says():
     no_tensors = [arm for arm in NAMES if arm.startswith("zero") and not arm.endswith("_tp")]
     every = [share for arm in no_tensors for share in sent_over_ddp(records, arm, optimizer="adamw")]
     assert (len(no_tensors), f"{min(every):.1f}") == (9, "1.0")
-    _, eight, *_ = rows_of(page_of("traffic"))["stage 3"]
-    assert number_of("traffic") == f"up to {max(every):.2f} times DDP's bytes with one micro-batch, {eight} with eight"
+    assert f": stages 1 and 2 send {one[0]:.1f} times DDP's bytes in a step of one micro-batch." in answer_of("traffic")
     # All ranks of tensor parallelism have the same sequences: as many in a step as two ranks of DDP with half of them.
     halves = {"over": {"arm": "ddp", "micro_batch": 4}, "micro_batch": 8, "optimizer": "adamw"}
     by_tensors = [share for arm in ("zero1_tp", "zero2_tp") for share in sent_over_ddp(records, arm, **halves)]
@@ -398,7 +424,8 @@ def test_which_optimizer_differs_from_ddps_and_by_how_much_in_any_kept_record():
     assert (torch_two, torch_four) == ("1e-6", "1e-6")
     assert f"and at most {torch_two} with stage 3, with FSDP2 and on four ranks" in page
     within = max(torch_two, torch_four)
-    assert number_of("losses") == f"DDP's within {within}; offloaded by DeepSpeed within {high}"
+    assert float(within) < float(high)
+    assert f"the losses stay within {high} of DDP's." in answer_of("losses")
     assert np.mean([each == 0 for ranks in (2, 4) for each in apart["AdamW", ranks]]) > 1 / 2
     assert "on four ranks, mostly by nothing" in page
     first_page = (ROOT / "study/report/templates/index.html").read_text()
@@ -470,13 +497,8 @@ def test_the_sizes_and_the_advice():
     assert {name: page[name][0] for name in arms} == {name: size(held[arm]) for name, arm in arms.items()}
     ddp, *stages = (f"{held[arm] / 1e9:.0f}" for arm in arms.values())
     usual = f"{16 * front.named('llama3-8b').parameters / 1e9:.0f}"  # bytes a parameter
-    assert (
-        f"{ddp} GB a GPU with our DDP, {usual} by the usual count."
-        f" {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3." in README
-    )
-    drawn = pictures.NOTE + " ".join(pictures.STAGES.values())
+    assert f'{ddp} GB on each with DDP. {stages[0]}, {stages[1]} and {stages[2]} GB with stages 1, 2 and 3."' in README
     of_ddp = next(metrics.components(run.record) for run in at_scale if run.record.arm == "ddp")
-    assert f"{usual} GB by the usual count" in drawn
     beyond_bytes = of_ddp["gradients"] - of_ddp["weights"] + of_ddp["temporaries"]
     assert f"{(sum(of_ddp.values()) - beyond_bytes) / 1e9:.0f}" == usual, "its bar is parted there"
     counts = re.findall(r"^\| (\d+) \| (\d+)", page_of("memory"), re.MULTILINE)
@@ -488,11 +510,12 @@ def test_the_sizes_and_the_advice():
         (ddp, "20"),
         ("177", "22"),
     ], "Accelerate's 147 has activations beside its 16 bytes a parameter"
-    assert number_of("memory") == f"{stages[2]} GB of tensors; DDP has {usual} without activations"
+    pair = f"{stages[2]} GB of Llama-3-8B with stage 3, and {ddp} GB with DDP."
+    assert pair in answer_of("memory"), "both counted alike"
     states_gb = (16 / 8) * front.named("llama3-8b").parameters / 1e9
-    title = f"ZeRO's stage 3 peaks at {stages[2]} GB on each, DDP above {usual} GB"  # a peak, and states alone
-    assert float(usual) < float(ddp)
-    assert f"DDP's {usual} GB are [arithmetic](reports/answers/memory.md) without activations" in README
+    title = f"{ddp} GB on each with DDP, {stages[2]} GB with ZeRO's stage 3"
+    assert f"The field's 16 bytes a parameter are [{usual} of DDP's {ddp} GB](reports/answers/memory.md)." in README
+    assert README.count(usual) == 1, "beside one pair that is counted alike"
     assert README.startswith(f"# Llama-3-8B on eight GPUs: {title}\n")
     assert f"{pictures.TITLE.partition(':')[0]}:" in README.splitlines()[0]
     kept = runs.load(KEPT / "runs").select(model="llama3-8b", ranks=8, virtual=True, lora_rank=None).done
@@ -500,8 +523,7 @@ def test_the_sizes_and_the_advice():
     shares = {recomputed: peaks[recomputed, "zero3"] / peaks[recomputed, "ddp"] for recomputed in (True, False)}
     share = f"{shares[True]:.0%}".replace("%", " %")
     of_usual = f"{held['zero3'] / (16 * front.named('llama3-8b').parameters):.0%}".replace("%", " %")
-    said = f"Stage 3 has less than a fifth of the {usual} GB that DDP has by the usual count: {of_usual}."
-    assert f"{said} Of this study's own DDP, {ddp} GB, it has {share}." in page_of("memory")
+    assert f"It has {share} of DDP's {ddp} GB, and {of_usual} of the {usual}." in page_of("memory")
     words = f"With kept activations stage 3 holds {size(peaks[False, 'zero3'])}: {shares[False]:.0%} of our DDP's"
     assert words.replace("%", " %") in " ".join(page_of("memory").split())
     drag = (ROOT / "study/report/templates/drag.html").read_text()
@@ -595,9 +617,8 @@ def test_the_releases():
     by_setting, total = norms | last_pass, len(asked) + 1
     by_script = (inner | {"0.18.9"}) - by_setting
     more = f"{len(by_script)} more if a loss calls"
-    words = f"{len(by_setting)} of {total} releases had one of three faults; "
-    assert number_of("releases") == f"{words}{len(by_setting) + len(by_script)} if losses call `engine.module`"
-    assert "silent faults with some settings or scripts." in QUESTIONS[-2]["answer"]
+    words = f"Each of {total} tested releases of DeepSpeed has silent faults with some settings or scripts."
+    assert answer_of("releases") == words
     assert {*wrong["zero2", "bf16-master-weights"]} | {"0.18.9"} >= {*stage_2["deepspeed"]}, "each has some fault"
     every = f"Each of {total} tested releases of DeepSpeed has some fault without a message."
     said = f"{every} Three that came and went hit {len(by_setting)} of {total} with some settings, and {more}"

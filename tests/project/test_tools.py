@@ -17,6 +17,7 @@ from study.records.runs import load
 from tests.conftest import ROOT
 
 WORDS = re.compile(r">([^<>]+)</text>")
+DRAWN = [*sorted((ROOT / "reports/answers").glob("*.svg")), ROOT / "examples/zero_by_hand/held.svg"]
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
@@ -25,6 +26,15 @@ def test_the_pictures_are_those_of_the_kept_runs(name):
     drawn = pictures.style.svg(draw(load(ROOT / "reports" / machine / "runs")), caption)
     kept = (ROOT / f"reports/answers/{name}.svg").read_text()
     assert WORDS.findall(drawn) == WORDS.findall(kept)  # other releases of matplotlib may place them otherwise
+
+
+@pytest.mark.parametrize("path", DRAWN, ids=lambda path: path.stem)
+def test_a_phone_shows_a_picture_with_letters_of_11_px(path):
+    """Of 390 px the margins take 32. Footnotes had 8."""
+    drawn = path.read_text()
+    (width,) = re.findall(r'viewBox="0 0 (\S+) ', drawn)
+    smallest = min(float(each) for each in re.findall(r"font-size: ([\d.]+)px", drawn))
+    assert smallest * 358 / float(width) > 11
 
 
 def test_the_kept_times_are_those_of_the_code():

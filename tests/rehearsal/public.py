@@ -6,13 +6,14 @@ The folder has checkouts by their repositories' names, at the commits of public.
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 from tests.rehearsal.material import make
+from tests.rehearsal.warm import study
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = tomllib.loads(Path(__file__).with_name("public.toml").read_text())["script"]
@@ -23,19 +24,17 @@ def rehearse(script: dict, checkouts: Path, material: Path) -> dict:
     path = checkouts.resolve() / script["repository"].rpartition("/")[2] / script["path"]
     for name in script.get("copies", ()):  # that it opens in the folder where it is started
         shutil.copy(path.with_name(name), material)
-    command = [sys.executable, "-m", "study.cli", "virtual", script.get("module", path), f"--ranks={script['ranks']}"]
+    command = ["virtual", script.get("module", path), f"--ranks={script['ranks']}"]
     if "arm" in script:
         command.append(f"--config_file={script['arm']}.yaml")
     words = [each.replace("{code}", str(checkouts.resolve())) for each in script.get("words", ())]
     folders = [ROOT, *(checkouts.resolve() / each for each in script.get("imports", ()))]
-    environment = os.environ | {
+    environment = {
         "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")])),
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_CACHE": str(material / ".cache"),
         "HF_MODULES_CACHE": str(material / ".modules"),
     }
-    options = {"cwd": material, "env": environment, "capture_output": True, "text": True, "check": False}
-    done = subprocess.run([*command, "--json", "--", *words], **options)
+    with mock.patch.dict(os.environ, environment):
+        done = study(*command, "--json", "--", *words, folder=material)
     if not done.stdout.startswith("{"):
         raise AssertionError(done.stdout + done.stderr)
     return json.loads(done.stdout)

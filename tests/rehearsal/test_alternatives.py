@@ -102,9 +102,9 @@ def test_a_script_that_decides_by_itself_is_told():
 
 
 def test_a_script_that_fails_with_another_arm_is_told_without_an_empty_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(start, "ran", lambda *_: Answer(failure=Failure("value", "no value")))
+    monkeypatch.setattr(start, "run_request", lambda *_: Answer(failure=Failure("value", "no value")))
     given = Request("train.py", [], 2, 2, 2)
-    assert start.tried(load_arm("zero2"), given, tmp_path / "run", 9).error == "no value"
+    assert start.try_arm(load_arm("zero2"), given, tmp_path / "run", 9).error == "no value"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.rehearsal.test_rehearsal import rehearsed, study_virtual, written  # 
 
 GPT2 = """
     from transformers import GPT2Config, GPT2LMHeadModel
-    config = GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, attn_pdrop={dropout})
+    config = GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=64, attn_pdrop={dropout})
     config.resid_pdrop = config.embd_pdrop = 0
     model = GPT2LMHeadModel(config)
     {recomputes}
@@ -24,7 +24,7 @@ GPT2 = """
         optimizer.zero_grad()
 """
 RECOMPUTES = "model.gradient_checkpointing_enable()"
-SCORES_BYTES = 2 * 4 * 256 * 256 * 4  # of one layer
+SCORES_BYTES = 2 * 4 * 256 * 256 * 4
 
 
 def peak(written, *options, dropout=0.1, recomputes=""):  # noqa: F811
@@ -42,10 +42,17 @@ def test_a_fused_attention_keeps_no_scores_where_it_drops_some(written, precisio
     assert peaks[0.1] == peaks[0]
 
 
-def test_without_a_gpu_its_kernels_are_a_cpus_and_that_is_said(written):  # noqa: F811
-    assert peak(written) > peak(written, "--gpu=RTX3090") + 2 * SCORES_BYTES
-    done = study_virtual(written(GPT2.format(dropout=0.1, recomputes="")))
-    words = " ".join(done.stdout.split())
+def told(script, folder, *options) -> tuple[str, Answer]:
+    """Return what a rehearsal prints, and its answer, of one run."""
+    done = study_virtual(script, *options, f"--run-dir={folder}")
+    return " ".join(done.stdout.split()), Answer.read(folder / "answer.json")
+
+
+def test_without_a_gpu_its_kernels_are_a_cpus_and_that_is_said(written, tmp_path):  # noqa: F811
+    script = written(GPT2.format(dropout=0.1, recomputes=""))
+    words, cpu = told(script, tmp_path / "cpu")
+    _, gpu = told(script, tmp_path / "gpu", "--gpu=RTX3090")
+    assert max(cpu.peaks) > max(gpu.peaks) + SCORES_BYTES
     assert "its attention has dropout, and a CPU keeps the scores: --gpu leaves them out" in words, words
     done = study_virtual(written(GPT2.format(dropout=0, recomputes="")))
     assert "scores" not in done.stdout
@@ -80,15 +87,14 @@ KNOWN_ROWS = """
 """
 
 
-def test_batches_are_as_long_as_the_longest_row_of_a_data_set_that_knows_it(written):  # noqa: F811
+def test_batches_are_as_long_as_the_longest_row_of_a_data_set_that_knows_it(written, tmp_path):  # noqa: F811
     head, loop = GPT2.format(dropout=0, recomputes="").split("    loader = ")
     script = written(head + KNOWN_ROWS + loop.partition("\n")[2])
-    words = " ".join(study_virtual(script, "--gpu=T4").stdout.split())
+    words, answer = told(script, tmp_path / "run", "--gpu=T4")
     assert re.search(r"is 1 x 79: its sequences were lengthened from \d+ tokens to 79, the data set's", words), words
-    peak = rehearsed(script, "--gpu=T4")["peak_bytes"]
-    longer = rehearsed(script, "--gpu=T4", "--tokens=200")
-    assert (longer["sequences"]["lengthened_to"], longer["sequences"]["longest_row"]) == (200, 79)
-    assert longer["peak_bytes"] > peak
+    _, longer = told(script, tmp_path / "longer", "--gpu=T4", "--tokens=200")
+    assert (longer.lengthened_to, longer.longest_row) == (200, 79)
+    assert max(longer.peaks) > max(answer.peaks)
 
 
 def test_a_card_that_is_too_small_is_told_what_a_larger_one_shows():

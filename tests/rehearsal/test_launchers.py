@@ -7,8 +7,7 @@ import pytest
 
 from study.cli.rehearsal import HowFar, Machines, WhatIsThere, request_of
 from study.core.errors import Stop
-from study.rehearsal.group import Group
-from study.rehearsal.launchers import OURS, StartedScript, launched, refuse_others, script_last
+from study.rehearsal.launchers import OURS, Group, StartedScript, launched, refuse_others, script_last
 from tests.conftest import python
 from tests.rehearsal.test_rehearsal import HEAD, LOOP, rehearsed, study_virtual, written  # noqa: F401
 from tests.rehearsal.warm import study

@@ -19,7 +19,7 @@ from study.rehearsal.mistakes import note_modes
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.user_code import Script
 from study.report import rehearsals
-from study.watch.diagnosis import judge
+from study.watch.about import judge
 from tests.conftest import ROOT, table
 from tests.rehearsal.test_rehearsal import study_virtual
 

@@ -16,7 +16,7 @@ from study.rehearsal import start
 from study.rehearsal.alternatives import refuse_missing
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Moment, Request
-from study.rehearsal.together import apart
+from study.rehearsal.start import apart
 from study.rehearsal.user_code import Script
 from tests.conftest import ROOT
 from tests.rehearsal.test_rehearsal import rehearsed, study_virtual
@@ -159,7 +159,7 @@ def test_what_ends_without_an_answer_is_told_apart(code, torch, said, tmp_path, 
     if not torch:
         monkeypatch.setattr(start.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Stop, match=re.escape(said)):
-        start.ran(Request("train.py", [], 2, 2, 2), tmp_path, 9)
+        start.run_request(Request("train.py", [], 2, 2, 2), tmp_path, 9)
 
 
 def test_an_evaluation_is_extrapolated_only_if_each_batch_leaves_more():

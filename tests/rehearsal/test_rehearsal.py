@@ -14,8 +14,8 @@ from study.core.gpus import GPUS, num_gpus
 from study.records import store
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import PROGRESS, Answer, Request
-from study.rehearsal.scripts import found
-from study.rehearsal.start import ProgressOfSteps, ran
+from study.rehearsal.scripts import locate
+from study.rehearsal.start import ProgressOfSteps, run_request
 from study.watch.about import about
 from tests.conftest import python
 from tests.rehearsal.warm import study
@@ -172,7 +172,7 @@ def test_a_loop_of_pytorch_alone_is_seen_as_it_is(tmp_path):
     script, folder = tmp_path / "plain.py", tmp_path / "run"
     script.write_text(textwrap.dedent(PLAIN))
     folder.mkdir()
-    answer = ran(Request(str(script), [], 2, 2, 2, gpu="H100"), folder, 300)
+    answer = run_request(Request(str(script), [], 2, 2, 2, gpu="H100"), folder, 300)
     assert answer.failure is None, answer.failure.trace
     assert (answer.batch, answer.batches_read[-1], answer.calls) == ([4, 8], [4, 8], 1)
     record = store.read(folder / store.RECORD)
@@ -456,7 +456,7 @@ def test_with_real_values_a_rank_holds_the_same(written, tmp_path):
             lines = lines.replace("accelerator.backward(loss)", "assert loss > 0.1; accelerator.backward(loss)")
         folder = tmp_path / str(real)
         folder.mkdir()
-        answers[real] = ran(Request(str(written(lines)), [], 2, 2, 2, real=real), folder, 300)
+        answers[real] = run_request(Request(str(written(lines)), [], 2, 2, 2, real=real), folder, 300)
         assert answers[real].failure is None
     data = 64 * 8 * 4 + 64 * 8  # which a CPU has in the same memory
     assert max(answers[True].peaks) == max(answers[False].peaks) + data
@@ -474,7 +474,7 @@ def test_where_a_long_rehearsal_is_can_be_read(written, tmp_path, capsys):
     folder.mkdir()
     progress = ProgressOfSteps(folder)
     progress.say()
-    ran(Request(str(written(LOOP)), [], 2, 2, 2), folder, 300)
+    run_request(Request(str(written(LOOP)), [], 2, 2, 2), folder, 300)
     progress.say()
     first, *_, last = capsys.readouterr().err.splitlines()  # between them every ten seconds another, on a busy machine
     assert first.startswith("importing and building (")
@@ -494,7 +494,7 @@ def test_a_long_micro_batch_shows_that_it_goes_on(written, tmp_path):
     model(x.cuda())
     raise SystemExit(f"{{before}} | {{progress.read_text()}}")
     """
-    answer = ran(Request(str(written(LOOP.partition("for ")[0], waits)), [], 2, 2, 2), folder, 300)
+    answer = run_request(Request(str(written(LOOP.partition("for ")[0], waits)), [], 2, 2, 2), folder, 300)
     made = [int(each) for each in re.findall(r"batch \d+, (\d+) tensors made or freed", answer.failure.message)]
     assert len(made) == 2, answer.failure.message
     assert made[0] < made[1]
@@ -517,7 +517,7 @@ def test_without_a_loader_the_step_and_the_layer_can_be_read(written, tmp_path):
             raise SystemExit(Path({str(folder / PROGRESS)!r}).read_text())
     Net()(torch.randn(2, 8).cuda())
     """
-    answer = ran(Request(str(written(waits)), [], 2, 2, 2), folder, 300)
+    answer = run_request(Request(str(written(waits)), [], 2, 2, 2), folder, 300)
     assert "step 1 of 3, layers.1 (2 of 3)," in answer.failure.message
 
 
@@ -816,7 +816,7 @@ def test_a_name_that_a_package_lacks_fails_on_n_gpus_as_well(written):
 FLASH = """
     from transformers import AutoModelForCausalLM, LlamaConfig
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64, "intermediate_size": 64}
-    config = LlamaConfig(vocab_size=64, num_hidden_layers=2, **sizes)
+    config = LlamaConfig(vocab_size=64, num_hidden_layers=1, **sizes)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="ATTENTION", dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     rows = DataLoader(torch.randint(0, 64, (64, 128)), batch_size=4)
@@ -859,11 +859,11 @@ def test_a_module_or_a_program_is_a_script(tmp_path):
     done = study("virtual", "torchrun", "--nproc-per-node=2", "-m", "own.train", folder=tmp_path)
     assert done.stdout.startswith("Rank 0 of 2, run alone"), done.stdout + done.stderr
     with pytest.raises(Stop, match="is no program in Python"):
-        found("bash")
+        locate("bash")
     with pytest.raises(Stop, match="give the launch command in it"):
-        found("run.sh")
+        locate("run.sh")
     with pytest.raises(Stop, match="there is no script nosuch"):
-        found("nosuch")
+        locate("nosuch")
 
 
 def test_a_value_that_does_not_exist_is_told_apart_and_can_be_given(written):

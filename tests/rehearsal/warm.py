@@ -70,8 +70,8 @@ def forked(function, environment: dict[str, str], out: str, err: str) -> int:
     os._exit(code)
 
 
-def main(descriptor: int, session: int) -> None:
-    os.environ |= ALONE
+def main(descriptor: int, session: int, data_sets: str) -> None:
+    os.environ |= ALONE | {"HF_DATASETS_CACHE": data_sets}
     os.chdir(ROOT)
     sys.path[0] = str(ROOT)
     import datasets  # noqa: F401
@@ -140,4 +140,5 @@ def answer(connection: socket.socket, command) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    with tempfile.TemporaryDirectory() as data_sets:  # those of tests are not kept among the user's
+        main(*map(int, sys.argv[1:]), data_sets)

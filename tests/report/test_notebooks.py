@@ -97,9 +97,22 @@ def outputs(name: str) -> list[dict]:
     return [output for cell in NOTEBOOKS[name] for output in cell.get("outputs", [])]
 
 
-def test_each_notebook_but_that_for_colab_shows_what_it_gives():
-    assert keep_outputs.RUNS.keys() == NOTEBOOKS.keys() - {"colab"}
-    assert outputs("colab") == []
+def test_each_notebook_shows_what_it_gives():
+    assert keep_outputs.RUNS.keys() == NOTEBOOKS.keys()
+
+
+@pytest.mark.parametrize("name", ["compare", "replicate"])
+def test_two_numbers_of_two_records_are_divided_in_plain_sight(name):
+    """And the table of the same notebook has the same numbers."""
+    (cell,) = [cell for cell in NOTEBOOKS[name] if cell["id"] == f"{name}-divided"]
+    assert cell["metadata"]["tags"] == ["open"], "the built page shows its lines"
+    space: dict = {}
+    *lines, last = "".join(cell["source"]).splitlines()
+    exec("\n".join(lines), space)
+    assert [repr(eval(last, space))] == ["".join(each["data"]["text/plain"]) for each in cell["outputs"]]
+    shown = "".join("".join(each["data"].get("text/html", "")) for each in outputs(name))
+    expected = {"compare": [f"{space[arm] / 1e6:.1f} MB" for arm in ("zero2", "ddp")], "replicate": ["1.5 "]}[name]
+    assert all(each in shown for each in expected), expected
 
 
 @pytest.mark.parametrize("name", keep_outputs.RUNS)

@@ -86,11 +86,10 @@ def test_an_evaluation_that_is_not_extrapolated_says_what_it_does_not_count():
     ],
 )
 def test_a_verdict_about_a_gpu_has_the_peak_in_its_unit_too(driver, ends):
-    device = OnGpu(peak=71 * 10**9, training=71 * 10**9, reserved=driver - 2 * 2**30, driver=driver, host=0)
+    fits = "no" if driver > 70 * 2**30 else "yes"
+    device = OnGpu(peak=71 * 10**9, training=71 * 10**9, reserved=driver - 2 * 2**30, driver=driver, host=0, fits=fits)
     request = Request("train.py", [], 4, 4, 2, gpu="H100-80GB")
-    of = SimpleNamespace(
-        request=request, device=device, peak=Peak("step 2", {}), fits="no" if driver > 70 * 2**30 else "yes"
-    )
+    of = SimpleNamespace(request=request, device=device, peak=Peak("step 2", {}))
     said = rehearsals.verdict(of)
     assert "peaks at 71 GB (66.1 GiB) in step 2" in said
     assert ends in said

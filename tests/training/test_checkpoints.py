@@ -15,11 +15,12 @@ from study.core.settings import TrainerFlags
 from study.records import metrics, store
 from study.training import checkpoints
 from study.training.run import History
-from tests.conftest import DECODERS_ALONE, RANKS, Launched, launch, table, traceback_of_ours
+from tests.conftest import DECODERS_ALONE, MICRO, RANKS, Launched, launch, table, traceback_of_ours
 
 # Two passes in a step, two steps in an epoch: the checkpoint of step 6 stands within one.
 FLAGS = "--steps 9 --warmup-steps 2 --sequence 32 --micro-batch 4 --accumulation 2 --train-rows 48 --eval-rows 16"
-FLAGS = (*FLAGS.split(), "--no-instruments", "--save", "--save-every", "3", "--eval-every", "3", "--log-every", "4")
+SAVES = "--no-instruments --save --save-every 3 --eval-every 3 --log-every 4"
+FLAGS = (*FLAGS.split(), *SAVES.split(), *MICRO)
 DECODER = ("--task", "wikitext", "--model", "llama-micro")  # two ranks share a row
 QUICK = ("ddp", "zero3", "fsdp2")  # a library each; below, runs of stage 2 are killed
 OTHERS = [arm for arm in NAMES if arm not in (*QUICK, "zero3_nvme")]

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from study.records.sections import MemoryCap
-from tests.conftest import launch, left_running, traceback_of_ours
+from tests.conftest import MICRO, launch, left_running, traceback_of_ours
 
 SHORT = ("--steps", "6", "--train-rows", "96", "--eval-rows", "16", "--no-instruments")
 
@@ -49,7 +49,7 @@ def test_a_mistake_ends_in_one_sentence(mistake, tmp_path, cache):
 
 
 def test_a_loss_that_explodes_is_a_diverged_run(tmp_path, cache):
-    assert_ended(launch("ddp", tmp_path / "run", *SHORT, "--lr", "1e15", cache=cache), "diverged", "--lr")
+    assert_ended(launch("ddp", tmp_path / "run", *SHORT, *MICRO, "--lr", "1e15", cache=cache), "diverged", "--lr")
 
 
 def test_a_yaml_that_deepspeed_reads_otherwise_is_refused(tmp_path, cache):
@@ -72,7 +72,7 @@ STRIKES = {
 @pytest.mark.parametrize("fault", STRIKES)
 def test_how_a_rank_ended_is_named(fault, tmp_path, cache, monkeypatch):
     monkeypatch.setenv("FAULT", fault)
-    run = launch("ddp", tmp_path / "run", *SHORT, cache=cache, script="tests/dying.py")
+    run = launch("ddp", tmp_path / "run", *SHORT, *MICRO, cache=cache, script="tests/dying.py")
     assert_ended(run, "failed", *STRIKES[fault])
     assert run.record.error.where == "rank 1"
 
@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_in_a_save_or_between_is_said_and_recorded(
 
 def test_a_folder_that_is_removed_in_the_middle_is_said(tmp_path, cache, monkeypatch):
     monkeypatch.setenv("FAULT", "remove study.train optimizer_step 3 0")
-    run = launch("ddp", tmp_path / "run", *SHORT, cache=cache, script="tests/dying.py")
+    run = launch("ddp", tmp_path / "run", *SHORT, *MICRO, cache=cache, script="tests/dying.py")
     assert run.code == 1
     assert "run was removed, or its record.json. What to do: start it again" in run.output
     assert run.output.count("What to do:") == 1
@@ -123,7 +123,7 @@ main.main(train)
 
 def test_weights_that_preparing_changes_are_noticed(tmp_path, cache):
     (tmp_path / "changes.py").write_text(CHANGES_WEIGHTS)
-    run = launch("single", tmp_path / "run", *SHORT, cache=cache, script=str(tmp_path / "changes.py"))
+    run = launch("single", tmp_path / "run", *SHORT, *MICRO, cache=cache, script=str(tmp_path / "changes.py"))
     assert_ended(run, "failed", "weights: preparing the model changed them")
 
 

@@ -5,10 +5,12 @@ import types
 
 import pytest
 
-from study.core.settings import TrainerFlags
+from study.core.arms import all_paths, read
+from study.core.settings import TrainerFlags, resolve
 from study.measure.clock import Clock
 from study.records import metrics, store
 from study.training import ending, finish
+from study.training.data import load_data
 from study.training.run import OpenRun
 from tests import shaped
 from tests.conftest import ranks_of
@@ -126,3 +128,20 @@ def test_rates_are_over_the_wall_time_of_the_windows(monkeypatch):
     assert times.window_s == pytest.approx(2.0 + 2.0), "not 1.1 + 1.1 + 2.0"
     assert metrics.tokens_per_s(record) == pytest.approx(record.observed.tokens_per_step * 3 / 4.0)
     assert metrics.value(record, "step_s") == 1.1
+
+
+def test_operations_are_counted_once_for_all_that_decides_them(tmp_path, monkeypatch):
+    """Another length, task or vocabulary is another count, and each is the cached one when it is asked for again."""
+
+    def counted(task: str, model: str, sequence: int) -> float:
+        flags = TrainerFlags(task=task, model=model, sequence=sequence, train_rows=16, eval_rows=8, cache_dir=tmp_path)
+        run = OpenRun(resolve(flags, gpu=False), read(all_paths()["ddp"]), tmp_path, shaped.record(), STILL)
+        run.data = load_data(run.settings)
+        return finish.flops_per_row(run)
+
+    asked = [("imdb", "bert-tiny", 8), ("imdb", "bert-tiny", 16), ("wikitext", "gpt-tiny", 16)]
+    asked.append(("wikitext", "llama-micro", 16))
+    first = [counted(*each) for each in asked]
+    assert len({*first}) == len(asked)
+    monkeypatch.setattr(finish, "FlopCounterMode", pytest.fail)
+    assert [counted(*each) for each in asked] == first

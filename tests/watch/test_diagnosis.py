@@ -10,7 +10,7 @@ from study.core.library_defaults import known_libraries
 from study.known.findings import Finding, ordered, texts
 from study.records import store
 from study.records.schema import Record
-from study.watch.diagnosis import judge
+from study.watch.about import judge
 from tests.conftest import forked, table
 from tests.shaped import changed, finished, put
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from study.records.schema import Record
-from study.watch import costs, course, mistakes, trends
+from study.watch import costs, dynamics, mistakes, trends
 from study.watch.facts import Facts, Unknown
 from tests.watch.test_steps import table
 
@@ -239,13 +239,13 @@ OF_STEPS = [
 )
 def test_the_longest_stretch_without_a_rate_is_told(rate, stretch):
     """A warm-up begins at 0 as well."""
-    (said,) = [each for each in course.findings({0: table(100, rates=rates(rate))}) if each.id == "rate_is_zero"]
+    (said,) = [each for each in dynamics.findings({0: table(100, rates=rates(rate))}) if each.id == "rate_is_zero"]
     assert stretch in said.sentence
 
 
 def found(*columns: dict, steps: int = 100) -> list[str]:
     tables = {rank: table(steps, **each) for rank, each in enumerate(columns)}
-    return [each.id for each in course.findings(tables) + trends.findings(tables)]
+    return [each.id for each in dynamics.findings(tables) + trends.findings(tables)]
 
 
 @pytest.mark.parametrize(("id", "begins", "beside"), OF_STEPS)

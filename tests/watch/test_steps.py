@@ -10,7 +10,7 @@ from study.cli import diagnosis as command
 from study.known import findings
 from study.records.schema import Record
 from study.records.sections import RankMemory
-from study.watch import course, results, trends
+from study.watch import dynamics, results, trends
 from tests.conftest import ranks_of
 
 # Rank 1 is slow in its forward pass, rank 0 waits for its data, tensors are kept since step 40, the time between steps
@@ -83,7 +83,7 @@ def test_what_is_planted_is_found_with_its_numbers_and_losses_are_bit_equal(tmp_
 def table(steps: int = 100, **columns) -> trends.Table:
     made = np.zeros(steps, trends.FIELDS)
     made["step"] = np.arange(1, steps + 1)
-    unknown = dict.fromkeys((*trends.COURSE, "rates"), np.nan)
+    unknown = dict.fromkeys((*trends.DYNAMICS, "rates"), np.nan)
     values = unknown | {"clean": 1, "loss": 2.0, "forward": 0.01, "backward": 0.02, "memory_bytes": 1e9} | columns
     for name, value in values.items():
         made[name] = value
@@ -149,7 +149,7 @@ def test_numbers_that_no_step_has_are_no_finding_and_no_warning(odd):
 
 def test_ranks_with_unequal_passes_are_named():
     falling = np.linspace(3, 2, 100)
-    found = course.findings({0: table(passes=4, loss=falling), 1: table(passes=3, loss=falling)})
+    found = dynamics.findings({0: table(passes=4, loss=falling), 1: table(passes=3, loss=falling)})
     assert [each.id for each in found] == ["unequal_passes"]
     assert "rank 1 makes 3" in found[0].sentence
 
@@ -171,7 +171,7 @@ def learning(first: float, last: float, noise: float = 0.02) -> trends.Column:
     ],
 )
 def test_a_rank_that_learns_nothing_while_all_others_learn_is_named(losses, named):
-    found = course.findings({rank: table(loss=learning(*each)) for rank, each in enumerate(losses)})
+    found = dynamics.findings({rank: table(loss=learning(*each)) for rank, each in enumerate(losses)})
     assert [each.id for each in found] == ["rank_learns_nothing"] * (named is not None)
     assert all(f"rank {named} does not fall" in each.sentence for each in found)
 

@@ -96,11 +96,6 @@ class Stage3(Zero):
                 again += self.share(tensor)
         return again * self.ranks
 
-    @functools.cached_property
-    def divided_elements(self) -> int:
-        """All elements, with those that pad the parts of ranks."""
-        return sum(map(self.share, self.training.tensors)) * self.ranks
-
     def second_copy(self, released: int) -> dict[str, int]:
         """hpZ's second copy of the released elements, which is dropped after the update."""
         # The copy is written when a weight is released, and dropped in _post_step (invalidate_secondary_tensor).
@@ -162,8 +157,9 @@ class Stage3(Zero):
         # Small weights are gathered once in a step, after the update; the others in each forward pass. What was
         # released then is gathered again: with limits of 0 all of it, which makes the paper's 3 times (P1 7.2;
         # measured).
+        whole = sum(map(self.share, self.training.tensors)) * self.ranks
         stay = sum(map(self.share, self.persistent)) * self.ranks
-        first_bytes = (self.divided_elements - stay) * self.passes * self.weight_bytes
+        first_bytes = (whole - stay) * self.passes * self.weight_bytes
         again_bytes = (self.refetched + self.refetched_frozen) * self.passes * self.weight_bytes
         if self.ranks > 1:
             yield Sent("forward", "all_gather", first_bytes, self.ranks)

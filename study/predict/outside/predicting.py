@@ -4,6 +4,7 @@ import functools
 import json
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
+from typing import cast
 
 from study.core import cache, files
 from study.core.arms import PACKAGE
@@ -49,16 +50,24 @@ class Reading:
     machine: Hardware | None  # None: the time cannot be predicted
 
 
-def why_not(row: PublishedRow) -> str | None:
-    """Why nothing of a row is predicted; None: it is."""
-    unsaid = [name for name in DECIDES if getattr(row, name) is None]
-    if unsaid:
+def why_not(row: PublishedRow, quantity: Quantity | None = None) -> str | None:
+    """Why a quantity of a row, or all of it, is not predicted; None: it is, unless the predictor refuses it."""
+    own = {"memory": row.memory_not_predicted, "time": row.time_not_predicted, None: None}
+    if why := row.not_predicted or own[quantity]:
+        return why
+    if unsaid := [name for name in DECIDES if getattr(row, name) is None]:
         return f"unsaid: {', '.join(unsaid)}"
     if row.tensor_ranks > 1:
         return "tensor parallelism is not predicted"
-    if row.trained_too and not row.not_predicted:
+    if row.trained_too:
         return f"what trains beside adapters is not predicted (trained_too {row.trained_too})"
-    return row.not_predicted
+    if quantity != "time":
+        return None
+    if row.gpu_name is None:
+        return "unsaid: gpu_name"
+    zero = row.deepspeed or {}
+    on_disk = "nvme" in [(zero.get(part) or {}).get("device") for part in OFFLOADS]
+    return "the time depends on the disk, and no column says its speed" if on_disk else None
 
 
 def reading_of(row: PublishedRow) -> Reading | None:
@@ -237,18 +246,11 @@ def of_row(row: PublishedRow) -> dict[Quantity, Predicted]:
 
 def _of_quantity(row: PublishedRow, quantity: Quantity) -> Predicted:
     reading = reading_of(row)
-    if reading is None:
-        return Predicted(why=why_not(row))
+    if reading is None or why_not(row, quantity):
+        return Predicted(why=why_not(row, quantity))
     if quantity == "memory":
-        if row.memory_not_predicted:
-            return Predicted(why=row.memory_not_predicted)
         return memory(reading.training, row.kind, GPUS.get(row.gpu_name or ""))
-    if reading.machine is None:
-        return Predicted(why=row.time_not_predicted or "unsaid: gpu_name")
-    zero = row.deepspeed or {}
-    if "nvme" in [(zero.get(part) or {}).get("device") for part in OFFLOADS]:
-        return Predicted(why="the time depends on the disk, and no column says its speed")
-    step = step_time(reading.timed, reading.machine)
+    step = step_time(reading.timed, cast(Hardware, reading.machine))  # why_not has looked for a machine
     return Predicted(step.seconds, step.low_s, step.high_s, kind_of_interval(step.limit))
 
 

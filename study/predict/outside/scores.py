@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from study.core.errors import Stop, exit_on_stop, nearest
 from study.core.files import sentence, why
 from study.core.options import parsed
-from study.core.text import UNKNOWN, percent, rounded, say, show, size
+from study.core.text import percent, rounded, say, show, size
 from study.predict.outside import predicting, published
 from study.predict.outside.predicting import Predicted
 from study.predict.outside.published import FOLDER, Measured, PublishedRow, Quantity, Text
@@ -158,18 +158,17 @@ def _check_columns(file: Path, names: Sequence[str]) -> None:
         sys.stderr.write(f"columns that change no prediction: {', '.join(unread)}\n")
 
 
-def told(row: PublishedRow, mine: Sequence[Number]) -> str:
+def in_words(row: PublishedRow, mine: Sequence[Number]) -> str:
     """What was measured of a row, and what is predicted of it, or why nothing is."""
     parts = []
     for each in mine:
-        measured, ours = (
-            UNKNOWN if value is None else size(value) if each.quantity == "memory" else f"{rounded(value, '.3g')} s"
-            for value in (each.measured, each.ours)
-        )
-        part = f"{each.quantity} {measured} measured, {ours} predicted"
-        if each.why:
-            part = f"{each.quantity} refused ({each.why})"
-        parts.append(part)
+        if each.ours is None:
+            parts.append(f"{each.quantity} refused ({each.why})")
+            continue
+        measured, ours = size(each.measured), size(each.ours)
+        if each.quantity == "time":
+            measured, ours = (f"{rounded(seconds, '.3g')} s" for seconds in (each.measured, each.ours))
+        parts.append(f"{each.quantity} {measured} measured, {ours} predicted")
     if row.tokens_per_s_per_gpu and not row.step_s:
         parts.append("time unknown (tokens_per_s_per_gpu needs seq and micro_batch, or seq_mean, and no parallel)")
     return "; ".join(parts) or "nothing measured (memory_GB, step_time_s and tokens_per_s_per_gpu are empty)"
@@ -184,7 +183,7 @@ def main(file: tyro.conf.Positional[Path], /) -> None:
     rows = rows_of(file)
     numbers = []
     for (line, row), mine in zip(rows.items(), predict(rows.values(), at_once=1), strict=True):
-        say(f"line {line}: {told(row, mine)}")
+        say(f"line {line}: {in_words(row, mine)}")
         numbers += mine
     say("")
     show_lines(lines_of(numbers, attrgetter("source")))

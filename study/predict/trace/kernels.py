@@ -1,7 +1,6 @@
 """What fused losses and linear layers of stage 3 keep, on a machine without a GPU."""
 
 from contextlib import AbstractContextManager
-from math import ceil
 from unittest import mock
 
 import torch
@@ -13,6 +12,7 @@ from transformers import PretrainedConfig
 from study.core.errors import Stop
 from study.core.models import step
 from study.core.models.step import Batch, mask, next_tokens
+from study.predict.trace.pieces import chunk_tokens
 
 
 class _InPlace(Function):
@@ -40,8 +40,7 @@ class _Chunked(Function):
     def forward(ctx, hidden, weight, labels):
         tokens, width = hidden.shape
         vocabulary = weight.shape[0]
-        # Liger's size of a chunk: its logits have about as many elements as the hidden states, in a power of two.
-        chunk = 1 << (ceil(tokens / ceil(vocabulary / width)) - 1).bit_length()
+        chunk = chunk_tokens(tokens, vocabulary, width)
         of_hidden = torch.zeros_like(hidden)
         of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         losses = hidden.new_zeros(tokens, dtype=torch.float32)

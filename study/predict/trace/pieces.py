@@ -14,6 +14,11 @@ from study.predict.trace.tape import Tape
 END = ("event", "end of forward", 0)
 
 
+def chunk_tokens(tokens: int, vocabulary: int, width: int) -> int:
+    """Liger's size of a piece: its logits have about as many elements as the hidden states, in a power of two."""
+    return 1 << (ceil(tokens / ceil(vocabulary / width)) - 1).bit_length()
+
+
 class Head(NamedTuple):
     """The product that makes the logits."""
 
@@ -32,11 +37,6 @@ class Head(NamedTuple):
     @property
     def weight(self) -> int:
         return self.vocabulary * self.width
-
-    @property
-    def chunk(self) -> int:
-        """Tokens of a piece, as in `kernels._Chunked`."""
-        return 1 << (ceil(self.tokens / ceil(self.vocabulary / self.width)) - 1).bit_length()
 
     def held_bytes(self, factor: int) -> int:
         """Bytes of a factor in the type of the model, as of its gradient. `factor`: its elements."""
@@ -182,8 +182,9 @@ def _pieces(new: Rewritten, head: Head) -> list[int]:
         gradients.append(new.make(head.weight * size, 2 * head.weight * size))
     losses = new.make(4 * tokens, 4 * tokens + head.hidden * size)
     last: list[int] = []
-    for begin in range(0, tokens, head.chunk):
-        count = min(head.chunk, tokens - begin)
+    chunk = chunk_tokens(tokens, vocabulary, width)
+    for begin in range(0, tokens, chunk):
+        count = min(chunk, tokens - begin)
         elements = count * vocabulary
         logits = new.multiply(head, count, vocabulary, width)
         if size < 4:

@@ -23,8 +23,8 @@ from study.core.models.on_cuda import AsOnCuda
 from study.core.models.step import inputs, logits_and_losses
 from study.core.models.values import WithoutValues
 from study.predict.trace import committed
-from study.predict.trace.asked import Look, Recomputation, TraceOptions
 from study.predict.trace.kernels import in_place, without_logits, zero3_linear
+from study.predict.trace.options import Look, Recomputation, TraceOptions
 from study.predict.trace.recorder import Recorder
 from study.predict.trace.sections import MarkingRecorder, cut, lengthened, repeats
 from study.predict.trace.tape import Tape, compact

@@ -11,7 +11,7 @@ from study.core.settings import cache_home
 from study.core.shapes import FUSED_BY_FLASH, SHAPES, config_of
 from study.core.text import bar
 from study.predict.trace import committed
-from study.predict.trace.asked import Look, TraceOptions
+from study.predict.trace.options import Look, TraceOptions
 from study.predict.trace.tape import Pass, Tape, Tensor, at_rows, in_tuples, read
 
 FORMAT = 20  # of the cached answers: raise it whenever their meaning changes

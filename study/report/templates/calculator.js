@@ -6,10 +6,11 @@ const form = document.getElementById("calculator");
 const say = (id, text) => (document.getElementById(id).textContent = text);
 const gb = (bytes) => Number(((bytes / 1e9) * (1 + 1e-12)).toPrecision(3)); // a half is rounded up, as study/core/text.py does
 
-function fits(arm, peak, host, gpus, card) {
+// `most` is the most that PyTorch may reserve.
+function fits(peak, most, host, gpus, card) {
   if (peak > card.most_bytes || host > card.host_bytes[gpus]) return "no";
   if (peak > card.roomy_bytes) return "just";
-  return peak * reserved[arm] > card.reserved_bytes ? "tensors" : "yes"; // whatever PyTorch reserves
+  return most > card.reserved_bytes ? "perhaps" : "yes";
 }
 
 // A model has no sequences that are longer than its positions.
@@ -22,34 +23,42 @@ function offerSequences(model) {
 // What each arm needs that makes sense on so many GPUs, in the order of `study arms`. The table is in MB.
 function answers(arms, gpus, card) {
   const sizes = form.micro_batch.options.length;
-  return Object.entries(arms).filter(([, counts]) => gpus in counts).map(([name, counts]) => {
-    const lines = counts[gpus][form.activations.selectedIndex];
-    const needs = (lines[form.accumulation.selectedIndex] ?? lines[0]).map((mb) => mb * 1e6);
-    const peak = needs[form.micro_batch.selectedIndex];
-    const [host = 0, disk = 0] = needs.slice(sizes);
-    return { name, peak, host, disk, fits: fits(name, peak, host, gpus, card) };
+  const rows = form.micro_batch.selectedIndex;
+  const needs = (name) => {
+    const lines = arms[name][gpus][form.activations.selectedIndex];
+    return (lines[form.accumulation.selectedIndex] ?? lines[0]).map((mb) => mb * 1e6);
+  };
+  const most = (name) => reserved[name] * needs(name)[rows];
+  return Object.keys(arms).filter((name) => gpus in arms[name]).map((name) => {
+    const peak = needs(name)[rows];
+    const [host = 0, disk = 0] = needs(name).slice(sizes);
+    const kept = name.replace(/_cpu|_nvme/, ""); // what offloads reserves no more than the same arm without
+    const bound = gpus in (arms[kept] ?? {}) ? Math.min(most(name), most(kept)) : most(name);
+    return { name, peak, host, disk, fits: fits(peak, bound, host, gpus, card) };
   });
 }
 
-// The first that fits: without a disk if it can be, with room rather than only just, and then without offloading.
+// The first that fits: without a disk if it can be, with room rather than only just, without offloading, and surely.
 function simplest(found) {
-  return found.filter((each) => each.fits !== "no").sort((a, b) => (
-    (a.disk > 0) - (b.disk > 0) || (a.fits === "just") - (b.fits === "just") || (a.host > 0) - (b.host > 0)))[0];
+  const cost = ({ disk, fits, host }) => 8 * (disk > 0) + 4 * (fits === "just") + 2 * (host > 0) + (fits === "perhaps");
+  return found.filter((each) => each.fits !== "no").sort((a, b) => cost(a) - cost(b))[0];
 }
-
-const CLOSE = {
-  just: " It fits only just.",
-  tensors: " Its tensors fit. PyTorch reserves more: study estimate says whether that fits.",
-};
 
 function sentence(found, machine, card) {
   const arm = simplest(found);
   if (!arm) return `Nothing fits on ${machine}: neither their memory nor the host's is enough. Try more GPUs.`;
-  const verb = arm.fits === "tensors" ? "Try" : "Use";
+  const verb = arm.fits === "perhaps" ? "Try" : "Use";
   const size = `${gb(arm.peak)} of ${gb(card.memory_bytes)} GB`;
   const beside = arm.host ? `${gb(arm.host)} GB of a node's host memory` : "no offloading";
   const disk = arm.disk ? ` It needs a disk: ${gb(arm.disk)} GB for each GPU.` : "";
-  return `${verb} ${arm.name} on ${machine}: ${size} and ${beside}.${disk}${CLOSE[arm.fits] || ""}`;
+  const before = found.slice(0, found.indexOf(arm));
+  const simpler = before.find((each) => each.fits === "perhaps" && (arm.host || !each.host));
+  const close = {
+    just: " It fits only just.",
+    perhaps: " Its tensors fit. PyTorch reserves more: study estimate says whether that fits.",
+    yes: simpler ? ` It fits. ${simpler.name} is simpler, and perhaps fits: study estimate says it.` : " It fits.",
+  };
+  return `${verb} ${arm.name} on ${machine}: ${size} and ${beside}.${disk}${close[arm.fits]}`;
 }
 
 function show() {

@@ -1,4 +1,4 @@
-"""What a tracer is asked, and what it answers of a model in every training."""
+"""The options of a trace, and what is true of a model in every training."""
 
 from enum import Enum
 from typing import NamedTuple

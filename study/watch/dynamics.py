@@ -1,4 +1,4 @@
-"""Findings in the course of a watched training: its rates, its mode, what trains, what is clipped, and its losses."""
+"""Findings in the dynamics of a watched training: its rates, its mode, what trains, what is clipped, and its losses."""
 
 from collections.abc import Iterator
 
