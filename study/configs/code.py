@@ -8,7 +8,7 @@ import re
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 # A script that reads these takes a trainer's arguments from elsewhere.
 ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
@@ -24,6 +24,7 @@ SETS = re.compile(
 )
 COMMAND = re.compile(r"\bcommand\b")  # a decorator of typer or click, whose arguments are the script's
 MAIN = "__name__ =="
+Node = TypeVar("Node", bound=ast.AST)
 UNKNOWN = "auto"  # as DeepSpeed's configs have what another says
 CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
@@ -254,6 +255,24 @@ def parsed(text: str) -> ast.Module | None:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def nodes_of(kind: type[Node] | tuple[type[Node], ...], tree: ast.AST | None) -> list[Node]:
+    """Return the nodes of a kind, or of several, in the syntax of a text. What is no Python has none."""
+    return [node for node in ast.walk(tree) if isinstance(node, kind)] if tree else []
+
+
+def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each name that is assigned, with the value. Several names may take parts of one value."""
+    for node in nodes_of(ast.Assign, tree):
+        for target in node.targets:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                yield ast.unparse(each), node.value
+
+
+def given(call: ast.Call) -> list[str]:
+    """Return what a call is given, as it is written."""
+    return [ast.unparse(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))]
 
 
 def is_whole(scripts: Mapping[Path, str]) -> bool:
