@@ -1,6 +1,6 @@
 """`study diagnose`: what is wrong with a run, or what a text means."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from study.cli import given, pasted
@@ -17,7 +17,6 @@ from study.configs.sources import DEEPSPEED, Source, plain
 from study.core.errors import Stop
 from study.core.text import number_of, say_wrapped
 from study.known.faults import Release
-from study.known.findings import Finding
 from study.records import store
 from study.watch.about import About, about
 
@@ -48,11 +47,11 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
     paths, text = given.split(words)
     together = About("These files", "read together", [*engines.contradictions(engines.texts_of(words))])
     if together.findings:
-        _show(together, together.findings)
+        _show(together)
         say_wrapped(*engines.started(together.findings, words), "")
     told = []
     if text or symptom or not paths:
-        told = tell_text(paths, text, symptom, details, words, says_nothing=not together.findings)
+        told = _tell_text(paths, text, symptom, details, words, says_nothing=not together.findings)
     if text == " ".join(words) and (remedy := answering(words)):
         say_wrapped("", f"If you mean what has this id here: {remedy}.")
     if told and paths:
@@ -61,8 +60,8 @@ def diagnose(runs: tuple[str, ...] = (), /, *, symptom: str = "", details: bool 
     return [*([together.in_json()] if together.findings else []), *told, *of_runs]
 
 
-def tell_text(
-    paths: list[Path], text: str, symptom: str, details: bool, words: tuple[str, ...], says_nothing: bool = True
+def _tell_text(
+    paths: list[Path], text: str, symptom: str, details: bool, words: tuple[str, ...], says_nothing: bool
 ) -> list[dict]:
     """Tell what a text means, and what is wrong in a config that it has."""
     # A config beside a text says more of the training that the text is about.
@@ -73,9 +72,9 @@ def tell_text(
     if told.found:
         first = pasted.tell(told, details)
         say_wrapped("")
-        _show(config, config.findings)
+        _show(config)
     else:
-        _show(config, config.findings)
+        _show(config)
         first = pasted.tell(told, details, says_nothing=False)
     return [first, config.in_json()]
 
@@ -97,54 +96,51 @@ def _runs(paths: list[Path], together: About, used: Mapping[str, Release]) -> li
     folders = [folder for path in paths for folder in store.run_folders(path) or [path]]
     if len(folders) > len(paths):
         return _list(folders)
-    answers = []
+    told = []
     for folder in folders:
-        answer = about(folder)
-        answer.findings = [each for each in answer.findings if each not in together.findings]
-        answers.append(answer.in_json())
-        _show(answer, answer.findings)
-        say_wrapped(*compared_with(answer.findings, used if answer.config else {}))
-        if answer.not_known:
-            say_indented("", f"Not in this record: {', '.join(answer.not_known)}.")
-    return answers
+        run = about(folder)
+        run.findings = [each for each in run.findings if each not in together.findings]
+        told.append(run.in_json())
+        _show(run)
+        say_wrapped(*compared_with(run.findings, used if run.config else {}))
+        if run.not_known:
+            say_indented("", f"Not in this record: {', '.join(run.not_known)}.")
+    return told
 
 
 def _list(folders: list[Path]) -> list[dict]:
     """Tell each kind of finding of several runs once."""
-    answers = []
+    told = []
     quiet = []
     shown_ids: set[str] = set()
     for folder in folders:
-        answer = _answer(folder)
-        answers.append(answer.in_json())
-        if not answer.findings and answer.how.endswith("done"):
-            quiet.append(answer.run)
+        try:
+            run = about(folder)
+        except Stop as stop:  # one that cannot be read stops no other
+            run = About(folder.name, stop.what)
+        told.append(run.in_json())
+        if not run.findings and run.how.endswith("done"):
+            quiet.append(run.run)
         else:
-            _show(answer, [finding for finding in answer.findings if finding.id not in shown_ids])
-            shown_ids |= {finding.id for finding in answer.findings}
+            _show(run, shown_ids)
+            shown_ids |= {finding.id for finding in run.findings}
     if quiet:
         say_wrapped(f"No findings: {', '.join(quiet)}.")
-    return answers
+    return told
 
 
-def _answer(folder: Path) -> About:
-    """Return what is known of a run of a list. One that cannot be read stops no other."""
-    try:
-        return about(folder)
-    except Stop as stop:
-        return About(folder.name, stop.what)
-
-
-def _show(answer: About, findings: list[Finding]) -> None:
-    text = f"{answer.run}: {answer.how}: {number_of(len(answer.findings), 'findings')}"
-    if above := len(answer.findings) - len(findings):
+def _show(run: About, shown_ids: Collection[str] = ()) -> None:
+    """Show what is known of a run, a config or a text, without the findings that were shown above."""
+    findings = [finding for finding in run.findings if finding.id not in shown_ids]
+    text = f"{run.run}: {run.how}: {number_of(len(run.findings), 'findings')}"
+    if above := len(run.findings) - len(findings):
         text += f", {above} told above"
-    if answer.config:
-        text += f" in its keys; `study stack --config {answer.config}` names known faults of libraries"
+    if run.config:
+        text += f" in its keys; `study stack --config {run.config}` names known faults of libraries"
     say_wrapped(f"{text}.")
-    if error := answer.error:
+    if error := run.error:
         say_indented(f"It ended: {error['message']}. What to do: {error['what_to_do']}.")
-    if answer.ranks:
-        say_indented(answer.ranks)
+    if run.ranks:
+        say_indented(run.ranks)
     for number, finding in enumerate(findings, 1):
         show_finding(f"{number:>2}. ", finding)

@@ -261,9 +261,22 @@ def parsed(text: str) -> ast.Module | None:
         return None
 
 
-def nodes_of(kind: type[Node], tree: ast.AST | None) -> list[Node]:
-    """Return the nodes of a kind in the syntax of a text. What is no Python has none."""
+def nodes_of(kind: type[Node] | tuple[type[Node], ...], tree: ast.AST | None) -> list[Node]:
+    """Return the nodes of a kind, or of several, in the syntax of a text. What is no Python has none."""
     return [node for node in ast.walk(tree) if isinstance(node, kind)] if tree else []
+
+
+def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each name that is assigned, with the value. Several names may take parts of one value."""
+    for node in nodes_of(ast.Assign, tree):
+        for target in node.targets:
+            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
+                yield ast.unparse(each), node.value
+
+
+def given(call: ast.Call) -> list[str]:
+    """Return what a call is given, as it is written."""
+    return [ast.unparse(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))]
 
 
 def is_whole(scripts: Mapping[Path, str]) -> bool:

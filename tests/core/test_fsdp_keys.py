@@ -16,32 +16,35 @@ WORDS = [
     None, True, False, 0, 1, 2, 3, 4, 5, 6, 1.5, "true", "False", "yes", "off", "1", "3", "x", "BertLayer", "",
     *(word for key in KEYS.values() for name in key.names for word in (name, name.lower(), f"{name[:-1]}X")),
 ]  # fmt: skip
-PARSER = launch_command_parser()
+LAUNCHED = launch_command_parser().parse_args(["--use_fsdp", "train.py"])
 POLICIES = KEYS["fsdp_auto_wrap_policy"].names
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_a_gpu():
+    with (
+        mock.patch.object(plugin, "is_cuda_available", return_value=True),
+        mock.patch("torch.cuda.current_device", return_value=0),
+    ):
+        yield
 
 
 def in_the_plugin(fsdp: dict) -> plugin.FullyShardedDataParallelPlugin | None:
     """The plugin of a rank that `accelerate launch` starts with a section. None: it does not start."""
-    args = PARSER.parse_args(["--use_fsdp", "train.py"])
+    args = argparse.Namespace(**vars(LAUNCHED))
     for key, value in with_prefix(fsdp).items():  # commands/launch.py:1266
         setattr(args, key, value)
     args.num_processes, args.num_machines, args.mixed_precision, args.dynamo_backend = 2, 1, "no", "no"
     try:
-        env = environment(args)
-        with (
-            mock.patch.dict(os.environ, env),
-            mock.patch.object(plugin, "is_cuda_available", return_value=True),
-            mock.patch("torch.cuda.current_device", return_value=0),
-        ):
+        with mock.patch.dict(os.environ):
+            os.environ |= environment(args)
             return plugin.FullyShardedDataParallelPlugin()
     except (ValueError, KeyError):
         return None
 
 
 def environment(args: argparse.Namespace) -> dict[str, str]:
-    with mock.patch.dict(os.environ):
-        made = prepare_multi_gpu_env(args)
-    return {name: value for name, value in made.items() if name.startswith("FSDP_")}
+    return {name: value for name, value in prepare_multi_gpu_env(args).items() if name.startswith("FSDP_")}
 
 
 def shown(fsdp: dict) -> dict | None:

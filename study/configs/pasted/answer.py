@@ -116,19 +116,12 @@ def answer(
     shown = _shown(pasted, error, by_text)
     seen = _symptoms(pasted, shown)
     if "hang" in seen:
-        stage = pasted.said.get("stage")
-        of_weights = OF_WEIGHTS if stage in SHARDED else ()
-        causes = OF_ALL if stage == "DDP" else (*OF_SHARDS, *of_weights, *OF_ALL)  # DDP gathers nothing
-        is_after = False if _is_in_training(pasted) else None
-        alone = on_one_rank(scripts, causes, is_after, watchdogs.that_differ(pasted.text))
-        lines = dumps.lines(pasted.text)
-        shown += [replace(each, place=-1) if any(line in each.line for line in lines) else each for each in alone]
-        shown += skipped_alone(scripts)
+        shown += _hanging(pasted, scripts)
     faults = matching.matches(pasted, seen, scripts)
     if _is_finite(pasted, shown):  # losses that are seen count more than words
         faults = [replace(each, sure="possible") if "nan" in each.fault.symptom else each for each in faults]
     likely = [each for each in faults if each.sure != "possible"]
-    others = faults[len(likely) :]
+    others = [each for each in faults if each.sure == "possible"]
     possible = [each for each in others if not each.is_certain]
     of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
     explained = {each.fault for each in (*shown, *of_loop)}
@@ -172,6 +165,17 @@ def answer(
     )
 
 
+def _hanging(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
+    """Yield what some ranks alone call in scripts, or leave out. The line at which a dump waits comes first."""
+    stage = pasted.said.get("stage")
+    of_weights = OF_WEIGHTS if stage in SHARDED else ()
+    causes = OF_ALL if stage == "DDP" else (*OF_SHARDS, *of_weights, *OF_ALL)  # DDP gathers nothing
+    lines = dumps.lines(pasted.text)
+    for seen in on_one_rank(scripts, causes, _is_in_training(pasted), watchdogs.that_differ(pasted.text)):
+        yield replace(seen, place=-1) if any(line in seen.line for line in lines) else seen
+    yield from skipped_alone(scripts)
+
+
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
     """Return what the text shows: messages, who waits for whom, and what the lines of a trainer say."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
@@ -182,15 +186,15 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
         errors = [_not_in_the_model(pasted, *foreign)]
     of_memory = memory.of_error(pasted, error, by_text) if error else memory.of_words(pasted, by_text)
     waits = [watchdogs.hangs(pasted.text, pasted.sentences), dumps.waits(pasted.text)]
-    passes = pasted.said.get("passes", losses.USUAL_PASSES)
-    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, passes, _vocabulary(pasted))
+    passes, vocabulary = pasted.said.get("passes", losses.USUAL_PASSES), _vocabulary(pasted)
+    signs = losses.signs(pasted.log, pasted.may_be_deepspeed, passes, vocabulary)
     apart = two_logs.factor_apart(pasted)
     # A state that was not loaded makes no such factor.
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
     if diverged := course.diverges(pasted.log):  # NaN is where that ends
         signs = [diverged, *(each for each in signs if each.id not in OF_NAN)]
     is_well = all(each.id == SLOWER for each in signs) and not apart
-    if is_well and (astray := course.astray(pasted.log, passes, _vocabulary(pasted))):
+    if is_well and (astray := course.astray(pasted.log, passes, vocabulary)):
         signs = [astray, *signs]
     if not signs and len(pasted.log.lines) < FEW:  # where a log has more, a person's words say less
         signs = losses.signs_in_words(pasted.text, pasted.sentences, pasted.may_be_deepspeed)
@@ -257,7 +261,7 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
     """Yield the lines that may hang when they are reached: some ranks alone call there what waits for all."""
     ids = {each.id for each in shown}
     is_sharded = pasted.said.get("stage") in SHARDED
-    for seen in on_one_rank(scripts, (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL)):
+    for seen in on_one_rank(scripts):
         by_deepspeed = saves_by_deepspeed(seen.line, scripts, pasted.said.get("stage"))
         if seen.id not in ids and (is_sharded or by_deepspeed or seen.id in OF_ALL):
             what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
@@ -289,9 +293,9 @@ def _compares(pasted: Pasted, seen: set[str], shown: list[Seen], scripts: Mappin
 
 def _in_its_release(seen: Seen, pasted: Pasted) -> Seen:
     """Return an error without the fault that makes it, where the release is another."""
-    if not seen.fault:
-        return seen
-    return replace(seen, fault="", who="", sure="possible") if is_without(seen.fault, pasted) else seen
+    if seen.fault and is_without(seen.fault, pasted):
+        return replace(seen, fault="", who="", sure="possible")
+    return seen
 
 
 def _symptoms(pasted: Pasted, shown: list[Seen]) -> set[str]:
@@ -351,7 +355,8 @@ def _read(pasted: Pasted) -> Iterator[str]:
     if lines := pasted.log.lines:
         yield number_of(len(lines), "lines of a trainer")
         steps, by = losses.timed(pasted.log)
-        yield from [f"the time of {number_of(len(steps), 'steps')}"] if steps and by != "bar" else []
+        if steps and by != "bar":
+            yield f"the time of {number_of(len(steps), 'steps')}"
 
 
 def _unknown(pasted: Pasted, found: list[Seen]) -> str:

@@ -4,6 +4,7 @@ A log has its versions and its config at the beginning, how it ended at the end,
 """
 
 import codecs
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -74,12 +75,10 @@ def condensed(blocks: Iterable[bytes]) -> str:
 
 
 def _decoded(blocks: Iterable[bytes]) -> Iterator[str]:
-    decoder = None
-    for block in blocks:
-        if decoder is None:  # UTF-16 is what PowerShell's > writes
-            name = "utf-16" if block[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-            decoder = codecs.getincrementaldecoder(name)("replace")
-        yield decoder.decode(block)
+    blocks = iter(blocks)
+    first = next(blocks, b"")
+    name = "utf-16" if first[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # as PowerShell's > writes
+    return codecs.iterdecode(itertools.chain([first], blocks), name, "replace")
 
 
 def _alarming(text: str, counts: dict[str, int]) -> str:

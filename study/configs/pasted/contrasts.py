@@ -23,8 +23,7 @@ MOST = 20_000  # characters that are read: what a person compares stands at the 
 
 def works(prose: str) -> frozenset[str]:
     """Return the ways of which it is said that they work."""
-    none: frozenset[str] = frozenset()
-    return none.union(*map(ways, working(prose)))
+    return frozenset(way for part in working(prose) for way in ways(part))
 
 
 def working(prose: str) -> list[str]:

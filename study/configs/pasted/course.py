@@ -34,12 +34,10 @@ VANISHED, LANGUAGE = 0.005, 2.0  # a loss that has nothing to learn any more, an
 
 
 def astray(log: Log, passes: int = USUAL_PASSES, vocabulary: int | None = None) -> Seen | None:
-    """Return where the losses of one run go, if that is not where a training goes."""
+    """Return where the losses of one run go, all finite, if that is not where a training goes."""
     losses = log.losses.values
-    if len(losses) < 2 or not all(map(math.isfinite, losses)) or _begins_again(log.text, log.losses.lines):
+    if len(losses) < 2 or _begins_again(log.text, log.losses.lines):
         return None
-    if len(losses) < FEW:
-        return _is_uniform(log, vocabulary) or _begins_random(log, vocabulary)
     return (
         _explodes(log, vocabulary)
         or _is_stair(log)
@@ -62,8 +60,8 @@ def diverges(log: Log) -> Seen | None:
     losses = log.losses
     is_lost = [not math.isfinite(loss) or loss == 0 for loss in losses.values]
     end = is_lost.index(True) if any(is_lost) else 0
-    before = replace(log, losses=Series(log.text, losses.lines[:end], losses.values[:end]))
-    if end < FEW or _begins_again(log.text, before.losses.lines):
+    before = replace(log, losses=Series.of("loss", log.text, losses.lines[:end]))
+    if _begins_again(log.text, before.losses.lines):
         return None
     rises = _explodes(before) or _by_medians(before, USUAL_PASSES)
     return rises if rises and rises.id in LOST else None
@@ -73,7 +71,7 @@ def _is_uniform(log: Log, vocabulary: int | None) -> Seen | None:
     """All losses are the logarithm of a vocabulary."""
     losses = log.losses.values
     words = uniform(losses, vocabulary)
-    if not words or len(losses) < (2 if vocabulary else 2 * FEW) or _warms_up(log.rates):
+    if not words or (not vocabulary and len(losses) < 2 * FEW) or _warms_up(log.rates):
         return None
     return log.losses.sign("loss-plateau", 0, end=losses[-1], lines=len(losses), vocabulary=words)
 
@@ -128,6 +126,8 @@ def _by_medians(log: Log, passes: int, vocabulary: int | None = None) -> Seen | 
 
 def _explodes(log: Log, vocabulary: int | None = None) -> Seen | None:
     """The last two losses are high, and their norms far above those before: they say what two losses alone do not."""
+    if len(log.losses.values) < FEW:
+        return None
     *losses, first, last = log.losses.values
     of_norm = [line.values.get("norm", math.nan) for line in log.losses.lines]
     low, high = min(losses), min(first, last)
@@ -156,19 +156,18 @@ def _spikes(log: Log, vocabulary: int | None) -> Seen | None:
 
 def _is_stair(log: Log) -> Seen | None:
     """The losses fall where an epoch begins, each time, and are flat within."""
-    epochs: dict[int, list[int]] = {}  # numbers of lines. The line at 1.0 is the last one of the first epoch
-    for number, line in enumerate(log.losses.lines):
-        epochs.setdefault(math.ceil(line.values.get("epoch", 0)), []).append(number)
-    many = [[log.losses.values[number] for number in each] for each in epochs.values()]
-    if len(many) < 2 or min(map(len, many)) < FEW:
+    # The line at 1.0 is the last one of the first epoch.
+    of_epochs = itertools.groupby(log.losses.lines, key=lambda line: math.ceil(line.values.get("epoch", 0)))
+    epochs = [[line.values["loss"] for line in lines] for _, lines in of_epochs]
+    if len(epochs) < 2 or min(map(len, epochs)) < FEW:
         return None
-    for before, after in itertools.pairwise(many):
+    for before, after in itertools.pairwise(epochs):
         fall = statistics.median(before[-MANY:]) - statistics.median(after[:MANY])
         within = max(abs(statistics.median(each[:FEW]) - statistics.median(each[-FEW:])) for each in (before, after))
         if min(before) <= max(after) or fall < STEP * statistics.median(before) or within > LEVEL * fall:
             return None
-    first, end = statistics.median(many[0]), statistics.median(many[-1])
-    return log.losses.sign("loss-stair", [*epochs.values()][1][0], count=len(many), first=first, end=end)
+    first, end = statistics.median(epochs[0]), statistics.median(epochs[-1])
+    return log.losses.sign("loss-stair", len(epochs[0]), count=len(epochs), first=first, end=end)
 
 
 def _begins_again(text: str, lines: list[Line]) -> bool:
@@ -212,6 +211,4 @@ def _lower(line: Line) -> str:
 
 def _moment(losses: Series, number: int) -> str:
     """Return where a line is, as a sentence has it."""
-    values = losses.lines[number].values
-    named = next((f"{name} {values[name]:g}" for name in ("step", "epoch") if name in values), "")
-    return named or f"line {number + 1} of {len(losses.lines)}"
+    return losses.lines[number].moment or f"line {number + 1} of {len(losses.lines)}"

@@ -68,11 +68,12 @@ class ProcessStack:
     def where(self) -> str:
         """The user's line, and what it does there, as a sentence has it."""
         does = [word for id, word in DOES.items() if re.search(causes_of_hangs()[id]["calls"], self.functions)]
-        waits = f"in {self.collective}" if self.collective else ""
-        if not waits:
-            waits = (
-                "waits for its data loader" if LOADS.search(self.functions) else "in no collective that its stack shows"
-            )
+        if self.collective:
+            waits = f"in {self.collective}"
+        elif LOADS.search(self.functions):
+            waits = "waits for its data loader"
+        else:
+            waits = "in no collective that its stack shows"
         return f"{self.line} ({', '.join([*does[:1], waits])})"
 
 

@@ -51,8 +51,13 @@ class Line:
 
     place: int
     values: dict[str, float]  # by the names of VALUES
-    is_reinforced: bool  # GRPO and the like, where a loss of 0 is usual
-    is_of_pairs: bool  # DPO and the like, whose loss is not of tokens
+    is_reinforced: bool = False  # GRPO and the like, where a loss of 0 is usual
+    is_of_pairs: bool = False  # DPO and the like, whose loss is not of tokens
+
+    @property
+    def moment(self) -> str:
+        """Its step, or its epoch, as a sentence has it. Empty: it says neither."""
+        return next((f"{name} {self.values[name]:g}" for name in ("step", "epoch") if name in self.values), "")
 
 
 @dataclass(frozen=True)
@@ -68,11 +73,6 @@ class Series:
         """Return the lines that say a value of this name."""
         lines = [line for line in lines if name in line.values]
         return cls(text, lines, [line.values[name] for line in lines])
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether many lines say the same value."""
-        return len(self.values) >= MANY and len({*self.values}) == 1
 
     def sign(self, id: str, number: int, **values: Any) -> Seen:
         """Return the sign that the line of this number shows."""
@@ -98,13 +98,10 @@ class Log:
         lines = [*itertools.islice(_lines(text), MOST_LINES)]
         usual = [line for line in lines if not line.is_reinforced]
         progress = [(each.start(), int(each[1]), int(each[2]), float(each[3])) for each in PROGRESS.finditer(text)]
-        rated = lines
-        if not any("rate" in line.values for line in lines):
-            rated = [
-                Line(place, {"rate": rate}, is_reinforced=False, is_of_pairs=False) for place, *_, rate in progress
-            ]
         losses, norms = Series.of("loss", text, usual), Series.of("norm", text, usual)
-        rates = Series.of("rate", text, rated)
+        rates = Series.of("rate", text, lines)
+        if not rates.lines:
+            rates = Series.of("rate", text, [Line(place, {"rate": rate}) for place, *_, rate in progress])
         return cls(text, lines, usual, losses, norms, rates, [*_evaluations(text)], progress)
 
     @property

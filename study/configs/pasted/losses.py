@@ -61,10 +61,10 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
         skipped := norm_is_nan(log.norms),
-        None if skipped else loss_stands_still(log.losses),
+        None if skipped else stands_still("loss-stands-still", log.losses),
         evaluation_stands_still(log),
         norm_is_zero(log, vocabulary),
-        None if mark else norm_is_constant(log.norms),
+        None if mark else stands_still("norm-constant", log.norms),
         norm_is_scaled(log.norms),
         steps_overflow(log),
         rate_ends(log.rates),
@@ -76,22 +76,15 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
 
 def signs_in_words(text: str, words: Sequence[Sentence], has_marks: bool = True) -> list[Seen]:
     """Return what a person says of such lines, the cause first."""
-    found = []
-    for id, row in rows().items():
-        if id == "norm-sqrt2" and not has_marks:
-            continue
-        if sentence := meets(row.said, words):
-            found.append(sign_in_words(id, text, sentence))
+    said = {id: meets(row.said, words) for id, row in rows().items() if has_marks or id != "norm-sqrt2"}
+    found = [sign_in_words(id, text, sentence) for id, sentence in said.items() if sentence]
     return sorted(found, key=lambda each: each.id != "norm-sqrt2")
 
 
 def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
     """Return what a person's words alone may mean, where nothing else was found."""
-    found = []
-    for id, row in rows().items():
-        if sentence := meets(row.alone, words):
-            found.append(replace(sign_in_words(id, text, sentence), sure="possible"))
-    return found
+    said = {id: meets(row.alone, words) for id, row in rows().items()}
+    return [replace(sign_in_words(id, text, each), sure="possible") for id, each in said.items() if each]
 
 
 # --- Each check returns one sign of signs.toml, or None
@@ -99,8 +92,10 @@ def guesses_by_words(text: str, words: Sequence[Sentence]) -> list[Seen]:
 
 def forward_is_broken(losses: Series, passes: int) -> Seen | None:
     """The first loss is far above that of random weights, and the next is 0 or NaN, with no usual norm beside it."""
-    first, second, *_ = [*losses.values, 0.0, 0.0]
-    if len(losses.values) < 2 or not BROKEN * RANDOM * passes < first < math.inf:
+    if len(losses.values) < 2:
+        return None
+    first, second, *_ = losses.values
+    if not BROKEN * RANDOM * passes < first < math.inf:
         return None
     if (math.isfinite(second) and second != 0) or _is_usual(losses.lines[1].values.get("norm", math.nan)):
         return None
@@ -112,17 +107,15 @@ def gradients_are_nan_first(log: Log) -> Seen | None:
 
     A loss of 0 shows no such order: the Trainer leaves NaN out of a mean over steps.
     """
-    is_nan = [not math.isfinite(line.values.get("loss", 0)) for line in log.usual]
-    of_loss = is_nan.index(True) if any(is_nan) else 0
-    before = [line for line in log.usual[:of_loss] if "norm" in line.values]
-    is_finite = [math.isfinite(line.values["norm"]) for line in before]
-    if not before or is_finite[-1]:
+    before = [*itertools.takewhile(lambda line: math.isfinite(line.values.get("loss", 0)), log.usual)]
+    with_norm = [line for line in before if "norm" in line.values]
+    wrong = [*itertools.takewhile(lambda line: not math.isfinite(line.values["norm"]), reversed(with_norm))]
+    if not wrong or len(before) == len(log.usual):
         return None
-    step = log.usual[of_loss].values.get("step")
-    if "loss" not in before[-1].values and before[-1].values.get("step") == step:  # its own norm, in a line above
-        return None
-    first = before[len(is_finite) - is_finite[::-1].index(True) if True in is_finite else 0]
-    at = next((f" at {name} {first.values[name]:g}" for name in ("step", "epoch") if name in first.values), "")
+    last, first, lost = wrong[0], wrong[-1], log.usual[len(before)]
+    if "loss" not in last.values and last.values.get("step") == lost.values.get("step"):
+        return None  # its own norm, in a line above
+    at = f" at {first.moment}" if first.moment else ""
     return sign("norm-nan-first", log.text, first.place, at=at)
 
 
@@ -141,13 +134,13 @@ def loss_is_zero(losses: Series) -> Seen | None:
     values = losses.values
     if values[-1:] != [0]:
         return None
-    zeros = Series.of("norm", losses.text, [line for line in losses.lines if line.values["loss"] == 0])
-    if values == [0] and not zeros.values:
+    norms = [line.values["norm"] for line in losses.lines if line.values["loss"] == 0 and "norm" in line.values]
+    if values == [0] and not norms:
         return None  # one line says little
-    if _is_rounded(values, zeros.values):
+    if _is_rounded(values, norms):
         return None
-    norms = sorted({f"{norm:.4g}" for norm in zeros.values})
-    beside = f", with grad_norm {' or '.join(norms)}" if len(norms) in (1, 2) else ""
+    written = sorted({f"{norm:.4g}" for norm in norms})
+    beside = f", with grad_norm {' or '.join(written)}" if len(written) in (1, 2) else ""
     return losses.sign("loss-zero", values.index(0), beside=beside)
 
 
@@ -157,11 +150,12 @@ def _is_rounded(losses: list[float], norms: list[float]) -> bool:
     return is_small or (len(norms) == losses.count(0) and all(map(_is_usual, norms)))
 
 
-def loss_stands_still(losses: Series) -> Seen | None:
-    """The loss is the same in all lines."""
-    if not losses.is_constant or losses.values[0] == 0:
+def stands_still(id: str, series: Series) -> Seen | None:
+    """All of many lines have the same value, which is not 0."""
+    values = series.values
+    if len(values) < MANY or len({*values}) > 1 or not 0 < abs(values[0]) < math.inf:
         return None
-    return losses.sign("loss-stands-still", 0, beside=f", {losses.values[0]:g} in each of {len(losses.values)} lines")
+    return series.sign(id, 0, beside=f", {values[0]:g} in each of {len(values)} lines")
 
 
 def norm_is_a_mark(norms: Series) -> Seen | None:
@@ -204,17 +198,12 @@ def norm_is_zero(log: Log, vocabulary: int | None) -> Seen | None:
 
 def uniform(losses: list[float], vocabulary: int | None) -> int | None:
     """Return the vocabulary of which all losses are the logarithm, as of an output that knows nothing."""
-    of_words, far = ([vocabulary], NEAR) if vocabulary else (VOCABULARIES, ALIKE)
-    middle = statistics.median(losses) if losses else math.nan
-    nearest = min(of_words, key=lambda words: abs(math.log(words) - middle))
-    return nearest if all(abs(loss - math.log(nearest)) < far for loss in losses or [math.nan]) else None
-
-
-def norm_is_constant(norms: Series) -> Seen | None:
-    """The norm is the same in all lines."""
-    if not norms.is_constant or not 0 < abs(norms.values[0]) < math.inf:
+    if not losses:
         return None
-    return norms.sign("norm-constant", 0, beside=f", {norms.values[0]:g} in each of {len(norms.values)} lines")
+    of_words, far = ([vocabulary], NEAR) if vocabulary else (VOCABULARIES, ALIKE)
+    middle = statistics.median(losses)
+    nearest = min(of_words, key=lambda words: abs(math.log(words) - middle))
+    return nearest if all(abs(loss - math.log(nearest)) < far for loss in losses) else None
 
 
 def norm_is_scaled(norms: Series) -> Seen | None:

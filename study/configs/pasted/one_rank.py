@@ -3,12 +3,12 @@
 import ast
 import math
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.configs.code import parsed
+from study.configs.code import assignments, nodes_of, parsed
 from study.configs.pasted.tracebacks import Seen, Sure
 from study.known.findings import causes_of_hangs, finding
 
@@ -76,37 +76,34 @@ def saves_by_deepspeed(line: str, scripts: Mapping[Path, str], stage: object) ->
 def on_one_rank(
     scripts: Mapping[Path, str],
     causes: Iterable[str] = (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL),
-    is_after: bool | None = None,
+    is_training: bool = False,
     differ: Collection[int] = (),
 ) -> Iterator[Seen]:
     """Yield each kind of such a call, with the lines that make it. `scripts` are texts by their files.
 
-    `is_after`: only those that stand after trainer.train(), or only the others; None: all. `differ`: the ranks that
-    alone make another call than most, by the log. A line of others is only possible. The first line hangs first.
+    `is_training`: trainer.train() goes on, and what stands after it was not reached. `differ`: the ranks that alone
+    make another call than most, by the log. A line of others is only possible. The first line hangs first.
     """
     calls = []
     for path, script in scripts.items():
-        try:
-            tree = ast.parse(script)
-            alone = Branches(tree).alone()
-        except (SyntaxError, ValueError, RecursionError):
-            continue
-        end = _end_of_training(tree)
-        calls += [(path, each) for each in alone if is_after in (None, each.call.lineno > end)]
+        if tree := parsed(script):
+            end = _end_of_training(tree) if is_training else math.inf
+            calls += [(path, each) for each in Branches(tree).alone() if each.call.lineno <= end]
     for id in causes:
         row = causes_of_hangs()[id]
         pattern = row.get("script", row["calls"])
         for ranks in dict.fromkeys(each.ranks for _, each in calls):
             of_ranks = [(path, each) for path, each in calls if each.ranks == ranks and _is_of(each, pattern)]
-            lines = [f"{path}:{each.call.lineno}: {ast.unparse(each.call)}" for path, each in of_ranks]
-            if lines:
-                sentence, evidence = row["sentence"].format(ranks=ranks), row.get("evidence", "known/hangs.toml")
-                fits = not differ or not (apart := _apart(ranks)) or apart[0] in differ
-                if not fits:
-                    sentence += f". In the log another rank differs: {', '.join(map(str, sorted(differ)))}"
-                place = [each for _, each in calls].index(of_ranks[0][1])
-                sure: Sure = "likely" if fits else "possible"
-                yield Seen(id, sentence, row["remedy"], sure, evidence, place=place, line="; ".join(lines))
+            if not of_ranks:
+                continue
+            line = "; ".join(f"{path}:{each.call.lineno}: {ast.unparse(each.call)}" for path, each in of_ranks)
+            sentence, evidence = row["sentence"].format(ranks=ranks), row.get("evidence", "known/hangs.toml")
+            alone = _apart(ranks)
+            fits = not differ or alone is None or alone in differ
+            if not fits:
+                sentence += f". In the log another rank differs: {', '.join(map(str, sorted(differ)))}"
+            sure: Sure = "likely" if fits else "possible"
+            yield Seen(id, sentence, row["remedy"], sure, evidence, place=calls.index(of_ranks[0]), line=line)
 
 
 def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
@@ -114,8 +111,7 @@ def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
     told = finding(SKIPPED)
     lines = []
     for path, script in scripts.items():
-        tree = parsed(script)
-        for scope in [node for node in ast.walk(tree) if isinstance(node, SCOPES)] if tree else []:
+        for scope in nodes_of(SCOPES, parsed(script)):
             lines += [f"{path}:{each.lineno}: if {ast.unparse(each.test)}" for each in _skips(scope)]
     if lines:
         line = "; ".join(dict.fromkeys(lines))
@@ -124,18 +120,18 @@ def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
 
 def _skips(scope: ast.AST) -> Iterator[ast.If]:
     """Yield the conditions on a loop's own rows, or on a function's, that leave out a backward pass of it."""
-    nodes = sorted((each for each in ast.walk(scope) if isinstance(each, ast.stmt)), key=lambda each: each.lineno)
-    calls = [(each.lineno, ast.unparse(each.func)) for each in ast.walk(scope) if isinstance(each, ast.Call)]
+    statements = sorted(nodes_of(ast.stmt, scope), key=lambda each: each.lineno)
+    calls = [(each.lineno, ast.unparse(each.func)) for each in nodes_of(ast.Call, scope)]
     last = max((line for line, name in calls if name.endswith("backward")), default=0)
-    inner = {each for node in nodes if node is not scope and isinstance(node, SCOPES) for each in ast.walk(node)}
+    inner = {each for node in nodes_of(SCOPES, scope) if node is not scope for each in ast.walk(node)}
     own: set[str] = set()
     if isinstance(scope, ast.For):
-        own = {each.id for each in ast.walk(scope.target) if isinstance(each, ast.Name)}
+        own = _names(scope.target)
         if COUNTS.match(ast.unparse(scope.iter)):  # the first is a number
             own.discard(ast.unparse(scope.target).strip("()").partition(",")[0])
     elif isinstance(scope, ast.FunctionDef):
         own = {each.arg for each in scope.args.args if OF_ROWS.search(each.arg)}
-    for node in nodes:
+    for node in statements:
         text = ast.unparse(node)
         if isinstance(node, ast.Assign | ast.AugAssign | ast.Expr) and TOGETHER.search(text):
             own -= _names(node)  # all ranks know it
@@ -149,26 +145,26 @@ def _skips(scope: ast.AST) -> Iterator[ast.If]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return {each.id for each in nodes_of(ast.Name, node)}
 
 
-def _apart(ranks: str) -> list[int]:
-    """Return the one rank that `ranks` or all others are; nothing, if its number is not known."""
+def _apart(ranks: str) -> int | None:
+    """Return the one rank that `ranks` or all others are. None: its number is not known."""
     number = FIRST if ranks in (FIRST, OTHERS) else ranks.removeprefix(BUT)
-    return [int(number)] if number.isdigit() else []
+    return int(number) if number.isdigit() else None
 
 
 def _end_of_training(tree: ast.Module) -> float:
     """Return the line of the last trainer.train(). Infinite: there is none."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and TRAINS.search(ast.unparse(node.func))]
+    calls = [call for call in nodes_of(ast.Call, tree) if TRAINS.search(ast.unparse(call.func))]
     return max((call.lineno for call in calls), default=math.inf)
 
 
 def _is_of(alone: Alone, pattern: str) -> bool:
     """Whether a call is one of a pattern. What writes a state dict that it is given gathers none."""
     function, call = f".{alone.function}", alone.call
-    has_states = any(keyword.arg == "state_dict" for keyword in call.keywords)
-    given = [*map(ast.unparse, call.args), *(f"{each.arg}={ast.unparse(each.value)}" for each in call.keywords)]
+    given = [*map(ast.unparse, (*call.args, *call.keywords))]
+    has_states = any(each.startswith("state_dict=") for each in given)
     if has_states or "no_dist=True" in given or NOT_SHARDED.search(function) or any(map(OF_A_GROUP.search, given)):
         return False
     return bool(re.search(pattern, function))
@@ -186,26 +182,24 @@ class Branches:
 
     def __init__(self, tree: ast.Module) -> None:
         self.tree = tree
-        nodes = [*ast.walk(tree)]
         self.imported: dict[str, str] = {}
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom):
-                self.imported |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
-            elif isinstance(node, ast.Import):
-                self.imported |= {each.asname: each.name for each in node.names if each.asname}
+        for node in nodes_of(ast.ImportFrom, tree):
+            self.imported |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
+        for whole in nodes_of(ast.Import, tree):
+            self.imported |= {each.asname: each.name for each in whole.names if each.asname}
         self.is_fsdp1 = any(each.endswith(".FullyShardedDataParallel") for each in self.imported.values())
-        self.functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+        functions = nodes_of(ast.FunctionDef, tree)
+        self.functions = {each.name: each for each in functions}
         # Functions of which each call is surely of them, and the calls: whoever names one may call it elsewhere.
-        named = Counter(each.name for each in nodes if isinstance(each, ast.FunctionDef))
+        named = Counter(each.name for each in functions)
         self.own = {name: self.functions[name] for name, times in named.items() if times == 1}
-        self.mentions = Counter(getattr(each, "id", getattr(each, "attr", "")) for each in nodes)
-        items = [item for node in nodes if isinstance(node, ast.With) for item in node.items]
-        self.held = {ast.unparse(each.optional_vars) for each in items if each.optional_vars}
-        self.assigned: dict[str, list[ast.expr]] = {}
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                values = self.assigned.setdefault(node.targets[0].id, [])
-                values += [] if isinstance(node.value, ast.Constant) else [node.value]
+        self.mentions = Counter(getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(tree))
+        held = [each.optional_vars for each in nodes_of(ast.withitem, tree)]
+        self.held = {ast.unparse(each) for each in held if each}
+        self.assigned: dict[str, list[ast.expr]] = defaultdict(list)
+        for name, value in assignments(tree):
+            if not isinstance(value, ast.Constant):
+                self.assigned[name].append(value)
 
     def alone(self) -> list[Alone]:
         """Return the calls that some ranks make, and that the others and the functions they call do not, by lines."""
@@ -241,19 +235,17 @@ class Branches:
         bodies = [self.functions[kind].body for kind in kinds if kind in self.functions]
         return kinds | {each.kind for body in bodies for each in self._calls(body, FIRST)}
 
-    def _calls(self, nodes: Iterable[ast.AST], ranks: str) -> Iterator[Alone]:
-        inside = [each for node in nodes for each in ast.walk(node)]
-        made = [each for each in inside if isinstance(each, ast.Assign) and not MODEL.search(ast.unparse(each.value))]
+    def _calls(self, parts: Sequence[ast.AST], ranks: str) -> Iterator[Alone]:
+        made = [(name, ast.unparse(value)) for part in parts for name, value in assignments(part)]
         # A model that these ranks make needs no others, nor one whose weights a `with` has gathered.
-        of_these = {*self.held, *(name for each in made for name in re.findall(r"\w+", ast.unparse(each.targets[0])))}
-        for each in inside:
-            if isinstance(each, ast.Call):
-                first, dot, rest = ast.unparse(each.func).partition(".")
-                if MODEL.match(first) and first in of_these:
-                    continue
-                function = f"{self.imported.get(first, first)}{dot}{rest}"
-                is_gathered = self.is_fsdp1 and OF_MODEL.search(function)
-                yield Alone(ranks, each, "fsdp.get_state_dict" if is_gathered else function)
+        of_these = {*self.held, *(name for name, value in made if not MODEL.search(value))}
+        for call in (each for part in parts for each in nodes_of(ast.Call, part)):
+            first, dot, rest = ast.unparse(call.func).partition(".")
+            if MODEL.match(first) and first in of_these:
+                continue
+            function = f"{self.imported.get(first, first)}{dot}{rest}"
+            is_gathered = self.is_fsdp1 and OF_MODEL.search(function)
+            yield Alone(ranks, call, "fsdp.get_state_dict" if is_gathered else function)
 
     def _below(self, block: list[ast.stmt], ranks: str | None) -> Iterator[Alone]:
         """Yield the calls of a block that `ranks` run. None: all do, until a condition on the rank."""

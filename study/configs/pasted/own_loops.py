@@ -1,12 +1,13 @@
 """What a loop of one's own does wrong, by its syntax: its optimizer, gradients and losses, and who reads which rows."""
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
-from study.configs.code import is_whole, parsed
+from study.configs.code import assignments, given, is_whole, nodes_of, parsed
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
 from study.configs.pasted.tracebacks import Seen
@@ -32,6 +33,7 @@ SHARDERS = "fully_shard|FSDP|FullyShardedDataParallel"
 SHARDS = re.compile(rf"(?:^|\.)(?:{SHARDERS})$")
 KEEPS_TENSORS = re.compile(r"use_orig_params=True")  # of FSDP1
 OPTIMIZES = re.compile(r"(?:^|\.)(?!lr_scheduler)\w*(?:Adam|SGD|Lion|LAMB|Lamb|Muon|RMSprop|Adagrad|Adafactor)\w*$")
+PARAMETERS = re.compile(r"([\w.]+)\.(?:named_)?parameters\(")  # of a model
 CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none|deepspeed|Trainer\b|\bclosure\b|functional|swap_tensors")
 ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepSpeed")
 # Labels that are moved by one, somewhere: by a slice, by torch.roll, or by the data.
@@ -88,8 +90,7 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
 
 def _calls(tree: ast.AST) -> list[ast.Call]:
     """Return the calls of a scope and of those in it, by lines."""
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return sorted(calls, key=lambda each: (each.lineno, each.col_offset))
+    return sorted(nodes_of(ast.Call, tree), key=lambda each: (each.lineno, each.col_offset))
 
 
 def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
@@ -99,15 +100,14 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """
     if KEEPS_TENSORS.search(code) or ".prepare(" in code or not re.search(SHARDERS, code):
         return
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    functions = nodes_of(ast.FunctionDef, tree)
     shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
     for calls, branches in _scopes(tree):
         made: ast.Call | None = None
         wrong: list[ast.Call] = []
         for call in calls:
             name = ast.unparse(call.func)
-            given = " ".join(map(ast.unparse, [*call.args, *(each.value for each in call.keywords)]))
-            if OPTIMIZES.search(name) and (match := re.search(r"([\w.]+)\.(?:named_)?parameters\(", given)):
+            if OPTIMIZES.search(name) and (match := PARAMETERS.search(" ".join(given(call)))):
                 made, model, wrong = call, match[1], []
             elif made and (SHARDS.search(name) or name in shards) and call.args and ast.unparse(call.args[0]) == model:
                 if all(_side(each, made) in ("", _side(each, call)) for each in branches):
@@ -129,15 +129,15 @@ def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if CLEARS.search(code):
         return
     made = _assigned(tree, OPTIMIZES)
-    for loop in (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))):
+    for loop in nodes_of((ast.For, ast.While), tree):
         calls = _calls(loop)
-        given = {ast.unparse(each) for call in calls for each in call.args if not _is_of_scaler(call)}
+        used = {ast.unparse(each) for call in calls for each in call.args if not _is_of_scaler(call)}
         if not any(ast.unparse(call.func).endswith("backward") for call in calls) or _assigned(loop, OPTIMIZES):
             continue
         for call in calls:
             name, _, method = ast.unparse(call.func).rpartition(".")
             steps = ast.unparse(call.args[0]) if _is_of_scaler(call) and call.args else name
-            if method == "step" and steps in made and steps not in given:
+            if method == "step" and steps in made and steps not in used:
                 yield call
                 return
 
@@ -149,13 +149,9 @@ def _is_of_scaler(call: ast.Call) -> bool:
 def _assigned(tree: ast.AST, made_by: re.Pattern) -> dict[str, ast.Call]:
     """Return what is assigned from such calls, by names."""
     return {
-        ast.unparse(each): node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and made_by.search(ast.unparse(node.value.func))
-        for target in node.targets
-        for each in (target.elts if isinstance(target, ast.Tuple) else [target])
+        name: value
+        for name, value in assignments(tree)
+        if isinstance(value, ast.Call) and made_by.search(ast.unparse(value.func))
     }
 
 
@@ -182,29 +178,27 @@ def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, a
 
 def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
     """Yield by what the loss of a backward pass is divided, there or in the lines before it."""
-    values: list[ast.AST] = [call.args[0]]
-    for node in ast.walk(tree):
-        is_before = getattr(node, "lineno", call.lineno) < call.lineno
-        if isinstance(node, ast.Assign) and is_before and ast.unparse(node.targets[0]) == ast.unparse(call.args[0]):
-            values.append(node.value)
-        elif isinstance(node, ast.AugAssign) and is_before and ast.unparse(node.target) == ast.unparse(call.args[0]):
-            values.append(node)
-    for value in values:
-        if isinstance(value, (ast.BinOp, ast.AugAssign)) and isinstance(value.op, ast.Div):
-            yield ast.unparse(value.right if isinstance(value, ast.BinOp) else value.value)
+    loss = ast.unparse(call.args[0])
+    before = [value for name, value in assignments(tree) if name == loss and value.lineno < call.lineno]
+    for value in (call.args[0], *before):
+        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Div):
+            yield ast.unparse(value.right)
+    for node in nodes_of(ast.AugAssign, tree):
+        if isinstance(node.op, ast.Div) and node.lineno < call.lineno and ast.unparse(node.target) == loss:
+            yield ast.unparse(node.value)
 
 
 def _step_in_each(tree: ast.Module, backward: list[ast.Call]) -> ast.Call | None:
     """Return a step that follows each of these backward passes in their block, with no condition on the count."""
+    made = _assigned(tree, OPTIMIZES)
     for block in (getattr(node, "body", None) for node in ast.walk(tree)):
         if not isinstance(block, list):
             continue
         calls = [each.value for each in block if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
-        for at in (at for at, call in enumerate(calls) if call in backward):
-            for call in calls[at + 1 :]:
-                name = ast.unparse(call.func)
-                if name.endswith(".step") and name.removesuffix(".step") in _assigned(tree, OPTIMIZES):
-                    return call
+        for call in itertools.dropwhile(lambda each: each not in backward, calls):
+            name, _, method = ast.unparse(call.func).rpartition(".")
+            if method == "step" and name in made:
+                return call
     return None
 
 
@@ -213,19 +207,20 @@ def _labels_not_moved(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if "CausalLM" not in code or SHIFTS.search(code):
         return
     for call in _calls(tree):
-        given = [ast.unparse(each) for each in (*call.args, *(each.value for each in call.keywords))]
-        is_loss = ast.unparse(call.func).endswith("cross_entropy") and len(given) > 1
-        if is_loss and "logits" in given[0] and re.search("labels|input_ids", given[1]):
-            yield call
+        if ast.unparse(call.func).endswith("cross_entropy"):
+            logits, labels, *_ = [*given(call), "", ""]
+            if "logits" in logits and re.search("labels|input_ids", labels):
+                yield call
 
 
 def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield where FSDP2's norm is used that clipping returns: a DTensor, of which each rank has its part."""
     if "fully_shard" not in code or "full_tensor" in code:
         return
-    unused = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    unused = {node.value for node in nodes_of(ast.Expr, tree)}
     for call in _calls(tree):
-        if re.search(r"(?:^|\butils\.(?:clip_grad\.)?)clip_grad_norm_$", ast.unparse(call.func)) and call not in unused:
+        name = ast.unparse(call.func)
+        if CLIPS.search(name) and name.endswith("norm_") and call not in unused:
             yield call
 
 
@@ -266,15 +261,12 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
 def _losses_kept(tree: ast.Module, code: str) -> Iterator[ast.Call | ast.AugAssign]:
     """Yield where a loop of updates adds its loss, as the backward pass had it, to what it never begins anew."""
     found: dict[int, ast.Call | ast.AugAssign] = {}
-    for loop in (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.While))):
+    for loop in nodes_of((ast.For, ast.While), tree):
         calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
+        if not any(name.endswith(".step") for _, name in calls):
+            continue  # its micro-batches are of one update
         losses = {ast.unparse(_loss(call)) for call, name in calls if name.endswith("backward")}
-        assigned = [
-            (ast.unparse(to), node.value)
-            for node in ast.walk(loop)
-            if isinstance(node, ast.Assign)
-            for to in node.targets
-        ]
+        assigned = [*assignments(loop)]
         anew = {*losses, *(to for to, _ in assigned), *(name.removesuffix(".clear") for _, name in calls)}
         losses -= {to for to, value in assigned if DETACHES.search(ast.unparse(value))}
         added: list[tuple[ast.Call | ast.AugAssign, str, ast.expr]] = [
@@ -282,11 +274,10 @@ def _losses_kept(tree: ast.Module, code: str) -> Iterator[ast.Call | ast.AugAssi
             for call, name in calls
             if name.endswith(".append") and call.args
         ]
-        for node in ast.walk(loop):
-            if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        for node in nodes_of(ast.AugAssign, loop):
+            if isinstance(node.op, ast.Add):
                 added.append((node, ast.unparse(node.target), node.value))
-        if any(name.endswith(".step") for _, name in calls):  # else its micro-batches are of one update
-            found |= {id(node): node for node, to, kept in added if ast.unparse(kept) in losses and to not in anew}
+        found |= {id(node): node for node, to, kept in added if ast.unparse(kept) in losses and to not in anew}
     yield from found.values()
 
 
@@ -307,8 +298,7 @@ def _loss(backward: ast.Call) -> ast.expr:
 
 def _scopes(tree: ast.Module) -> Iterator[tuple[list[ast.Call], list[ast.If]]]:
     """Yield the calls, by lines, and the branches of a script and of each of its functions, without those within."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for scope in (tree, *functions):
+    for scope in (tree, *nodes_of(ast.FunctionDef, tree)):
         inside = {*_inside(scope)}
         calls = [each for each in _calls(scope) if each in inside]
         yield calls, [each for each in inside if isinstance(each, ast.If)]
@@ -326,16 +316,10 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield loaders that shuffle all rows on each rank of PyTorch's own DDP."""
     if not DDP.search(code) or DIVIDES.search(code):
         return
-    by_rank = {
-        ast.unparse(target)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and RANKS.search(ast.unparse(node.value))
-        for target in node.targets
-    }
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not re.search(r"(?:^|data\.)DataLoader$", ast.unparse(call.func)):
+    by_rank = {name for name, value in assignments(tree) if RANKS.search(ast.unparse(value))}
+    for call in nodes_of(ast.Call, tree):
+        if not re.search(r"(?:^|data\.)DataLoader$", ast.unparse(call.func)):
             continue
-        given = [ast.unparse(each) for each in (*call.args, *(each.value for each in call.keywords))]
-        shuffles = any(each.arg == "shuffle" and ast.unparse(each.value) == "True" for each in call.keywords)
-        if shuffles and not any(RANKS.search(each) or each in by_rank for each in given):
+        shuffles = any(ast.unparse(each) == "shuffle=True" for each in call.keywords)
+        if shuffles and not any(RANKS.search(each) or each in by_rank for each in given(call)):
             yield call

@@ -45,12 +45,11 @@ def to_know(pasted: Pasted, unsaid: tuple[str, ...], asks_releases: bool, seen: 
     if asks_releases:
         asked.append(WHICH_RELEASES)
     several = {what: numbers(condition, pasted.text) for condition, what in ASKED.items() if what in unsaid}
-    for what in [what for what, values in several.items() if len(values) > 1]:
-        asked.append(
-            f"Which counts? You gave several values of {what}: {', '.join(map(str, sorted(several.pop(what))))}"
-        )
-    if several:
-        asked.append(f"Paste the config or the launch command: nothing here says {', '.join(several)}")
+    for what, values in several.items():
+        if len(values) > 1:
+            asked.append(f"Which counts? You gave several values of {what}: {', '.join(map(str, sorted(values)))}")
+    if missing := [what for what, values in several.items() if len(values) <= 1]:
+        asked.append(f"Paste the config or the launch command: nothing here says {', '.join(missing)}")
     if not pasted.written.strip():
         asked.append('What was seen? Say it with --symptom "..."')
     return asked

@@ -1,7 +1,6 @@
 """Which of all that a text shows explains most: each has a rank, and the lowest is the answer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum, auto
 
 from study.configs.pasted.matching import Match
@@ -31,26 +30,6 @@ class Kind(IntEnum):
     FAULT_WITH_ERROR = auto()  # whose error is not in the text
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """What may be the answer. `is_aside`: an error of memory is there, and who waited and what steps show is aside."""
-
-    seen: Seen
-    kind: Kind
-    is_aside: bool
-
-    @property
-    def rank(self) -> tuple[bool, bool, bool, Kind, int, int]:
-        """What follows from others comes last, and what is only possible behind what is likely."""
-        seen = self.seen
-        return seen.follows, self.is_aside, seen.sure == "possible", self.kind, ORDER.index(seen.sure), seen.place
-
-    @property
-    def is_first_error(self) -> bool:
-        """Whether it is an error that follows from no other."""
-        return self.kind in (Kind.ERROR, Kind.ERROR_WITH_MANY_CAUSES) and not self.seen.follows
-
-
 def ordered(shown: Sequence[Seen], faults: Sequence[Match], in_words: Sequence[Seen]) -> list[Seen]:
     """Return what explains a text, the best first."""
     ids = {seen.id for seen in shown}
@@ -58,18 +37,21 @@ def ordered(shown: Sequence[Seen], faults: Sequence[Match], in_words: Sequence[S
     kinds = [(seen, kind_of(seen)) for seen in shown]
     kinds += [(seen, Kind.SITUATION) for seen in in_words]
     kinds += [(_of_fault(match), _kind_of_fault(match.fault, is_nan)) for match in faults]
-    candidates = [Candidate(seen, kind, is_full and kind >= Kind.WAIT) for seen, kind in kinds]
-    ranked = sorted(_without_consequences(candidates, is_full), key=lambda each: each.rank)
-    return _once([each.seen for each in ranked])
+    if any(kind in (Kind.ERROR, Kind.ERROR_WITH_MANY_CAUSES) and not seen.follows for seen, kind in kinds):
+        # Other ranks ended or waited because of it. Of other errors than full memory it is not sure which came first.
+        waited = WAITED if is_full else ()
+        kinds = [(seen, kind) for seen, kind in kinds if not seen.follows and seen.id not in waited]
+    ranked = sorted(kinds, key=lambda each: _rank(each[0], each[1], is_full))
+    return _once([seen for seen, _ in ranked])
 
 
-def _without_consequences(candidates: list[Candidate], is_full: bool) -> list[Candidate]:
-    """Leave out what follows from an error of the text: other ranks that ended or waited because of it."""
-    if not any(each.is_first_error for each in candidates):
-        return candidates
-    # Of other errors than full memory it is not sure that the waiting came later.
-    waited = WAITED if is_full else ()
-    return [each for each in candidates if not each.seen.follows and each.seen.id not in waited]
+def _rank(seen: Seen, kind: Kind, is_full: bool) -> tuple[bool, bool, bool, Kind, int, int]:
+    """What follows from others comes last, and what is only possible behind what is likely.
+
+    Beside an error of memory, who waited and what steps show is aside.
+    """
+    is_aside = is_full and kind >= Kind.WAIT
+    return seen.follows, is_aside, seen.sure == "possible", kind, ORDER.index(seen.sure), seen.place
 
 
 def _once(found: list[Seen]) -> list[Seen]:

@@ -244,10 +244,8 @@ class Pasted:
     @property
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
-        is_said = bool(self.words or self.last_error)
-        return not is_said and not re.search(
-            r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text
-        )
+        of_training = re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text)
+        return not (of_training or self.words or self.last_error)
 
 
 def _release(package: str, release: Release) -> str:
@@ -295,8 +293,9 @@ def read(text: str, symptom: str = "") -> Pasted:
     apart = two_releases(whole)
     broken = {name: each.broken for name, each in apart.items()}
     seen = COMPARED.sub("", symptom)
-    pinned = {name: release for name, release in releases(text).items() if release != ANY}
-    named: dict[str, Release] = {**releases(text), **releases(seen), **pinned, **broken}
+    of_text = releases(text)
+    pinned = {name: release for name, release in of_text.items() if release != ANY}
+    named: dict[str, Release] = {**of_text, **releases(seen), **pinned, **broken}
     asked = _asked(seen) | _asked(text)
     of_trainer = asked.keys() & {"fsdp_own", "fsdp_argument"}
     if of_trainer and "fsdp_ran" not in asked and str(asked.get("stage")).startswith("FSDP"):

@@ -21,9 +21,8 @@ AS_AT_FIRST = 0.8  # of the first loss
 
 def signs(log: Log) -> Iterator[Seen]:
     """Yield what does not go on after the last line that tells of a resume. Few lines on a side say nothing."""
-    logged = [line for line in log.usual if "loss" in line.values]
-    rated = [line for line in logged if "rate" in line.values]
-    lines = rated if len(rated) >= FEW else logged  # with rates: a summary at the end of a run has none
+    rated = [line for line in log.losses.lines if "rate" in line.values]
+    lines = rated if len(rated) >= FEW else log.losses.lines  # with rates: a summary at the end of a run has none
     for match in reversed([*RESUMED.finditer(log.text)]):
         after = [line for line in lines if line.place > match.start()]
         before = _until(after, [line for line in lines if line.place < match.start()])
@@ -36,7 +35,7 @@ def signs(log: Log) -> Iterator[Seen]:
 
 def is_cut(log: Log) -> bool:
     """Whether a text tells of a resume, and has too few lines on a side of the last one."""
-    places = [line.place for line in log.usual if "loss" in line.values]
+    places = [line.place for line in log.losses.lines]
     at = max((match.start() for match in RESUMED.finditer(log.text)), default=-1)
     before = sum(place < at for place in places)
     return at >= 0 and bool(places) and min(before, len(places) - before) < FEW

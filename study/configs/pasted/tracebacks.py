@@ -117,14 +117,11 @@ def errors(text: str) -> list[Seen]:
     text = BEFORE.sub(lambda match: " " * len(match[0]), text)
     found = {}
     for id, message in messages().items():
-        pattern = _over_lines(message.pattern)
-        if not pattern.search(text):  # as almost none of 750 rows does
-            continue
-        first = itertools.islice(pattern.finditer(text), MOST_MATCHES)
+        first = itertools.islice(_over_lines(message.pattern).finditer(text), MOST_MATCHES)
         matches = [each for each in first if not ACCEPTED.match(text, each.end())]
-        match = next(iter(matches), None)
-        if match is None or not re.search(message.also, text) or re.search(message.without, text):
+        if not matches or not re.search(message.also, text) or re.search(message.without, text):
             continue
+        match = matches[0]
         found[id] = Seen(
             id=id,
             sentence=_filled(message.sentence, match),
@@ -138,9 +135,7 @@ def errors(text: str) -> list[Seen]:
             place=match.start(),
             line=_printed(text, matches),
         )
-    hidden: set[str] = set()
-    for id in found:
-        hidden |= {*messages()[id].hides}
+    hidden = {other for id in found for other in messages()[id].hides}
     told = [_as_cause(seen, found) for id, seen in found.items() if id not in hidden]
     return sorted(told, key=lambda seen: (seen.follows, seen.place))
 

@@ -4,8 +4,9 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from study.configs.pasted import contrasts, matching
 from study.configs.pasted.lines import FEW, MANY, Line
@@ -54,10 +55,11 @@ def ratio_of_logs(pasted: Pasted) -> Seen | None:
     logs = _logs(pasted.log.usual)
     if len(logs) != 2:
         return None
-    ratios = {name: _ratio(name, *map(_by_step, logs)) for name in ("loss", "norm")}
+    first, second = map(_by_step, logs)
+    ratios = {name: _ratio(_ratios(name, first, second).values()) for name in ("loss", "norm")}
     apart = {name: ratio for name, ratio in ratios.items() if ratio and max(ratio, 1 / ratio) > APART}
     if not apart:
-        return where_logs_part(pasted, *map(_by_step, logs))
+        return where_logs_part(pasted, first, second)
     both = len(apart) == 2 and abs(apart["norm"] / apart["loss"] - 1) <= CLOSE
     name, ratio = next(iter(apart.items()))
     other = "norm" if name == "loss" else "loss"
@@ -75,26 +77,24 @@ def where_logs_part(pasted: Pasted, first: dict[tuple, Line], second: dict[tuple
     """Return where losses of two ways to train part, in steps of both, and whether rounding makes as much."""
     if len(contrasts.ways(pasted.text)) < 2 and not meets(("loss + differ",), pasted.question):
         return None  # two runs of one training may have other rows, and nobody compares them
-    steps = [step for step in first if step in second]
-    pairs = [[log[step].values.get("loss", math.nan) for log in (first, second)] for step in steps]
-    known = [(step, other / one - 1) for step, (one, other) in zip(steps, pairs, strict=True) if one > 0 and other > 0]
-    apart = [(step, ratio) for step, ratio in known if ratio]
-    if len(known) < 2 * FEW or not apart or not math.isfinite(sum(ratio for _, ratio in known)):
+    ratios = _ratios("loss", first, second)
+    higher = [ratio - 1 for ratio in ratios.values()]  # the second than the first
+    steps = [step for step, ratio in ratios.items() if ratio != 1]
+    if len(higher) < 2 * FEW or not steps:
         return None
-    at = first[apart[0][0]].values
-    moment = next((f"{name} {at[name]:g}" for name in ("step", "epoch") if name in at), "a line")
-    moment += ", the first," if known[0][1] else ""
-    most, end = (rounded(100 * each, ".2g") for each in (max(abs(ratio) for _, ratio in apart), abs(known[-1][1])))
-    higher = sum(ratio > 0 for _, ratio in apart)
-    is_rounding = all(abs(ratio) <= ROUNDED for _, ratio in known)
-    is_one_sided = max(higher, len(apart) - higher) >= ONE_SIDED * len(apart)
-    is_more = abs(known[0][1]) > GROWN or (is_one_sided and abs(known[-1][1]) > GROWN)
+    moment = first[steps[0]].moment or "a line"
+    moment += ", the first," if higher[0] else ""
+    begin, most, end = abs(higher[0]), max(map(abs, higher)), abs(higher[-1])
+    of_second = sum(each > 0 for each in higher)
+    of_one = max(of_second, len(steps) - of_second)
+    is_rounding = most <= ROUNDED
+    is_more = begin > GROWN or (of_one >= ONE_SIDED * len(steps) and end > GROWN)
     if not is_rounding and not is_more:
         return None  # rounding that grew, or other rows: a log does not tell
-    side = "second" if 2 * higher > len(apart) else "first"
-    values = {"at": moment, "most": most, "end": end, "lines": len(apart), "side": side}
-    values["higher"] = max(higher, len(apart) - higher)
-    return sign("logs-part-rounded" if is_rounding else "logs-part", pasted.text, second[apart[0][0]].place, **values)
+    side = "second" if 2 * of_second > len(steps) else "first"
+    values: dict[str, Any] = {"at": moment, "lines": len(steps), "side": side, "higher": of_one}
+    values |= {"most": rounded(100 * most, ".2g"), "end": rounded(100 * end, ".2g")}
+    return sign("logs-part-rounded" if is_rounding else "logs-part", pasted.text, second[steps[0]].place, **values)
 
 
 def factor_apart(pasted: Pasted) -> Seen | None:
@@ -115,10 +115,12 @@ def above_evaluation(pasted: Pasted) -> Seen | None:
             ratios.append(statistics.median(before[-FEW:]) / float(loss))
             is_level = is_level and max(before[-FEW:]) <= (1 + AS_BEFORE) * min(before[-FEW:])
         place = end
+    if not ratios:
+        return None
     known = numbers("passes", pasted.text)
     # Nobody says how many there are: a loss that falls fast before an evaluation is above it as well.
-    for passes in known or ({round(ratios[-1])} if ratios and is_level else ()):
-        if ratios and passes >= FEW and _fits(ratios, passes):
+    for passes in known or ({round(ratios[-1])} if is_level else ()):
+        if passes >= FEW and _fits(ratios, passes):
             makes, letters = _makers(pasted, passes, "loss", CLOSE) if known else (OPEN.format(passes), {"g"})
             values = {"factor": rounded(ratios[-1], ".3g"), "makes": makes}
             values["faults"] = _faults(pasted, letters, "train-above-evaluation")
@@ -206,13 +208,18 @@ def _by_step(lines: Sequence[Line]) -> dict[tuple, Line]:
     return of_steps
 
 
-def _ratio(name: str, first: dict[tuple, Line], second: dict[tuple, Line]) -> float | None:
-    """Return how many times the first log's values the second's are, in all steps of both. None: there is no such."""
-    ratios = []
-    for step in first.keys() & second.keys():
-        one, other = (log[step].values.get(name, math.nan) for log in (first, second))
+def _ratios(name: str, first: dict[tuple, Line], second: dict[tuple, Line]) -> dict[tuple, float]:
+    """Return how many times the first log's values the second's are, by the steps of both."""
+    ratios = {}
+    for step in first:
+        one, other = (log[step].values.get(name, 0) if step in log else 0 for log in (first, second))
         if 0 < one < math.inf and 0 < other < math.inf:
-            ratios.append(other / one)
+            ratios[step] = other / one
+    return ratios
+
+
+def _ratio(ratios: Collection[float]) -> float | None:
+    """Return the ratio that all steps have. None: they have no such, or are few."""
     if len(ratios) < FEW:
         return None
     middle = statistics.median(ratios)
