@@ -74,6 +74,27 @@ def test_an_option_counts_first_then_the_launcher_then_the_config(tmp_path, monk
     assert ranks(*launch, "train.py") == (8, 8)
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "is_told"),
+    [
+        ("srun -n 2 python train.py", "os.environ['RANK']", True),
+        ("srun -n 2 python train.py", "os.environ['SLURM_PROCID']", False),
+        ("srun -n 2 python train.py", "import lightning as L", False),
+        ("srun -N 2 torchrun --nproc_per_node 2 train.py", "os.environ['RANK']", False),
+        ("torchrun --nproc_per_node 2 train.py", "os.environ['RANK']", False),
+    ],
+)
+def test_who_starts_ranks_by_srun_alone_is_told_that_it_sets_no_rank(
+    line, code, is_told, tmp_path, monkeypatch, capsys
+):
+    """A rehearsal sets RANK, so that a script runs which ends on the cluster, or trains there on each GPU alone."""
+    (tmp_path / "train.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    program, *words = line.split()
+    request_of(program, words, Machines(), HowFar(), WhatIsThere())
+    assert ("srun sets SLURM_PROCID, and no RANK." in capsys.readouterr().err) == is_told
+
+
 @pytest.mark.parametrize("word", ["--ranks", "--gpu=H100"])
 def test_an_option_of_ours_among_a_launchers_words_is_sent_before_it(word):
     with pytest.raises(Stop, match="write it before accelerate: `study virtual"):

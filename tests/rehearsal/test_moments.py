@@ -115,6 +115,7 @@ def test_a_save_that_gathers_on_one_rank_alone_hangs(script):
     words = " ".join(done.stdout.split())
     assert words.startswith("It hangs at script.py:35, as it would on 2 GPUs: rank 0 calls allgather"), words
     assert "torch.save(accelerator.get_state_dict(model)" in words
+    assert "as rank 0 of 2, then as rank 1, for at most 900 s each ..." in done.stderr
 
 
 def test_a_rank_that_drops_what_it_gathered_hangs_nobody(script):
@@ -123,7 +124,9 @@ def test_a_rank_that_drops_what_it_gathered_hangs_nobody(script):
     assert rehearsed(script(LOOP, SAVES), *options)["device"]["saving"]
 
 
-@pytest.mark.parametrize("batch", ["next(batches)", "next(each for each in batches)", "next(next(batches) for _ in [0])"])
+@pytest.mark.parametrize(
+    "batch", ["next(batches)", "next(each for each in batches)", "next(next(batches) for _ in [0])"]
+)
 def test_a_script_that_asks_for_its_batches_by_next_does_not_end_by_that(script, batch):
     """A rehearsal ends the loader after the counted updates, so that an epoch ends. Here no epoch does."""
     asks = """
