@@ -30,9 +30,10 @@ from study.configs.pasted.one_rank import (
     OF_SCRIPTS,
     OF_SHARDS,
     OF_WEIGHTS,
+    SHARDED,
     on_one_rank,
-    saves_by_deepspeed,
     skipped_alone,
+    that_may_hang,
 )
 from study.configs.pasted.questions import RELEASES, not_said, to_be_surer, to_know
 from study.configs.pasted.ranking import OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
@@ -58,7 +59,6 @@ IF_SLOW = "With `--symptom slow` this says what to do"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
-SHARDED = (3, "FSDP", "FSDP1", "FSDP2")
 
 
 @dataclass(frozen=True)
@@ -129,17 +129,13 @@ def answer(
     applying = [each for each in others if each.is_certain and each.fault.id not in explained]
     found = ordered(shown, silent, _situations(pasted, shown, seen))
     found = [*_of_loop(of_loop, shown, found, seen), *found] or _otherwise(pasted, error)
-    beside = [
-        f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}."
-        for each in of_loop
-        if each not in found
-    ]
     unsaid = not_said(pasted, possible)
     is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
     asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
     questions = to_be_surer(found, asks_releases, seen) if found else to_know(pasted, unsaid, asks_releases, seen)
     found = found if "slow" in seen else found[: 1 + MOST_ALSO]  # what makes steps slow adds up
-    hanging = [*_will_hang(pasted, shown, scripts)]
+    ids = {each.id for each in shown}
+    may_hang = [each for each in that_may_hang(scripts, pasted.said.get("stage")) if each.id not in ids]
     unknown = _unknown(pasted, found)
     return PastedAnswer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
@@ -150,8 +146,8 @@ def answer(
             *left_open(pasted.said),
             *_waits_aside(shown, found),
             *_pressed(pasted, found),
-            *hanging,
-            *beside,
+            *(each.noted("This line may hang when it is reached") for each in may_hang),
+            *(each.noted("In the script") for each in of_loop if each not in found),
             *_not_found(found, seen),
             *_compares(pasted, seen, shown, scripts),
         ),
@@ -160,7 +156,7 @@ def answer(
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
         unknown=unknown,
-        nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(hanging), scripts)])),
+        nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(may_hang), scripts)])),
         is_answered=bool(not unknown and (found or not (pasted.is_strange or pasted.is_cut))),
     )
 
@@ -255,17 +251,6 @@ def _is_in_training(pasted: Pasted) -> bool:
     if "train_runtime" in pasted.text or (bars and max(bars)[0] == max(bars)[1]):  # that of the longest bar
         return False
     return bool(bars or pasted.log.lines or AT_A_STEP.search(pasted.written))
-
-
-def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
-    """Yield the lines that may hang when they are reached: some ranks alone call there what waits for all."""
-    ids = {each.id for each in shown}
-    is_sharded = pasted.said.get("stage") in SHARDED
-    for seen in on_one_rank(scripts):
-        by_deepspeed = saves_by_deepspeed(seen.line, scripts, pasted.said.get("stage"))
-        if seen.id not in ids and (is_sharded or by_deepspeed or seen.id in OF_ALL):
-            what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
-            yield f"This line may hang when it is reached: {seen.line}. {what}"
 
 
 def _not_found(found: list[Seen], seen: set[str]) -> Iterator[str]:
