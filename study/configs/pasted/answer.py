@@ -53,7 +53,7 @@ LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 LAYER_NAME = "fsdp-layer-name"
-PRESSED, SLOWER = "memory-pressure-slow", "steps-slow-down"
+PRESSED, SLOWER = "memory-pressure-slow", {"steps-slow-down", "steps-stop"}
 FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 IF_SLOW = "With `--symptom slow` this says what to do"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
@@ -123,12 +123,14 @@ def answer(
     likely = [each for each in faults if each.sure != "possible"]
     others = [each for each in faults if each.sure == "possible"]
     possible = [each for each in others if not each.is_certain]
-    of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
+    of_loop = sorted(own_loops.mistakes(pasted, scripts, seen), key=lambda each: -each.place)
     explained = {each.fault for each in (*shown, *of_loop)}
     silent = [each for each in likely if each.fault.id not in explained]
     applying = [each for each in others if each.is_certain and each.fault.id not in explained]
     found = ordered(shown, silent, _situations(pasted, shown, seen))
-    found = [*_of_loop(of_loop, shown, found, seen), *found] or _otherwise(pasted, error)
+    by_loop = _of_loop(of_loop, shown, found, seen)
+    found = sorted([*by_loop, *found], key=lambda each: each in by_loop and each.sure == "possible")
+    found = found or _otherwise(pasted, error)
     unsaid = not_said(pasted, possible)
     is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
     asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
@@ -189,7 +191,7 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
     if diverged := course.diverges(pasted.log):  # NaN is where that ends
         signs = [diverged, *(each for each in signs if each.id not in OF_NAN)]
-    is_well = all(each.id == SLOWER for each in signs) and not apart
+    is_well = all(each.id in SLOWER for each in signs) and not apart
     if is_well and (astray := course.astray(pasted.log, passes, vocabulary)):
         signs = [astray, *signs]
     if not signs and len(pasted.log.lines) < FEW:  # where a log has more, a person's words say less
@@ -257,7 +259,7 @@ def _not_found(found: list[Seen], seen: set[str]) -> Iterator[str]:
     """Yield what a person saw and nothing explains, where the lines of a trainer show something else."""
     if found and all(kind_of(each) in (Kind.MARK, Kind.STEPS) for each in found):
         for symptom in sorted(seen & {"hang", "memory", "slow"}):
-            if SLOWER not in [each.id for each in found if symptom == "slow"]:
+            if symptom != "slow" or SLOWER.isdisjoint(each.id for each in found):
                 yield f"You asked about {symptom!r}: nothing here explains it."
 
 

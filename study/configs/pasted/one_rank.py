@@ -116,7 +116,7 @@ def on_one_rank(
 
 
 def that_may_hang(scripts: Mapping[Path, str], stage: object) -> Iterator[Seen]:
-    """Yield the lines that may hang when they are reached: some ranks alone call there what waits for all, or leave it."""
+    """Yield the lines that may hang when they are reached: some ranks alone call what waits for all, or leave it."""
     for seen in on_one_rank(scripts):
         if stage in SHARDED or seen.id in OF_ALL or saves_by_deepspeed(seen.line, scripts, stage):
             yield seen
@@ -286,7 +286,7 @@ class Branches:
                 for other in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
                     yield from self._below(other.body, None)
                 continue
-            met, not_met = self._who(statement.test, True), self._who(statement.test, False)
+            met, not_met = self.who(statement.test, True), self.who(statement.test, False)
             yield from self._below(statement.body, met)
             yield from self._below(statement.orelse, not_met)
             if LEAVES.match(ast.unparse(statement.body[-1])):
@@ -300,22 +300,22 @@ class Branches:
         for part in ast.iter_child_nodes(statement):
             for node in () if isinstance(part, blocks) else ast.walk(part):
                 if isinstance(node, ast.IfExp):
-                    sides = [(self._who(node.test, True), node.body), (self._who(node.test, False), node.orelse)]
+                    sides = [(self.who(node.test, True), node.body), (self.who(node.test, False), node.orelse)]
                 elif isinstance(node, ast.BoolOp):
                     is_and = isinstance(node.op, ast.And)
-                    sides = [(self._who(each, is_and), node.values[-1]) for each in node.values[:-1]]
+                    sides = [(self.who(each, is_and), node.values[-1]) for each in node.values[:-1]]
                 else:
                     continue
                 for ranks, value in sides:
                     if ranks:
                         yield from self._calls([value], ranks)
 
-    def _who(self, test: ast.expr, is_met: bool, depth: int = 0) -> str | None:
+    def who(self, test: ast.expr, is_met: bool, depth: int = 0) -> str | None:
         """Return the ranks for which alone a condition is met, or is not. None: it may be so for all."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return self._who(test.operand, not is_met, depth)
+            return self.who(test.operand, not is_met, depth)
         if isinstance(test, ast.BoolOp):
-            sides = [self._who(each, is_met, depth) for each in test.values]
+            sides = [self.who(each, is_met, depth) for each in test.values]
             if isinstance(test.op, ast.And) == is_met:  # each part is so
                 return next(filter(None, sides), None)
             return sides[0] if len({*sides}) == 1 else None
@@ -327,7 +327,7 @@ class Branches:
         elif self._is_rank(test, NUMBER):  # 0 is false
             is_first = False
         elif isinstance(test, ast.Name) and len(values := self.assigned.get(test.id, [])) == 1 and depth < 3:
-            return self._who(values[0], is_met, depth + 1)
+            return self.who(values[0], is_met, depth + 1)
         else:
             return None
         return FIRST if is_first == is_met else OTHERS
