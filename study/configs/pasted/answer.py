@@ -129,11 +129,7 @@ def answer(
     applying = [each for each in others if each.is_certain and each.fault.id not in explained]
     found = ordered(shown, silent, _situations(pasted, shown, seen))
     found = [*_of_loop(of_loop, shown, found, seen), *found] or _otherwise(pasted, error)
-    beside = [
-        f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}."
-        for each in of_loop
-        if each not in found
-    ]
+    beside = [f"In the script: {each.as_note}" for each in of_loop if each not in found]
     unsaid = not_said(pasted, possible)
     is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
     asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
@@ -264,8 +260,7 @@ def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -
     for seen in on_one_rank(scripts):
         by_deepspeed = saves_by_deepspeed(seen.line, scripts, pasted.said.get("stage"))
         if seen.id not in ids and (is_sharded or by_deepspeed or seen.id in OF_ALL):
-            what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
-            yield f"This line may hang when it is reached: {seen.line}. {what}"
+            yield f"This line may hang when it is reached: {seen.as_note}"
 
 
 def _not_found(found: list[Seen], seen: set[str]) -> Iterator[str]:

@@ -41,6 +41,11 @@ class Seen:
     place: int = 0  # in the text
     line: str = ""  # of the text, that shows it
 
+    @property
+    def as_note(self) -> str:
+        """A line of a script, and what it does, beside other things."""
+        return f"{self.line}. {self.sentence} [{self.id}]. To do: {self.remedy}."
+
 
 @dataclass(frozen=True)
 @with_config(NO_OTHER_KEYS)
