@@ -26,6 +26,7 @@ from study.configs.oom.releases import of_other_releases
 from study.configs.oom.remedies import with_known, with_remedies
 from study.configs.oom.said import CHUNKING, LAYERS_DIVIDED, REDUCES_EACH, typed
 from study.configs.oom.training import Described, KnownTraining
+from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import Pasted, read
@@ -114,6 +115,8 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
     of_name = pasted.said.get("stage_by") if "stage" in known.from_text and training.arm is None else None
     notes += left_open({"stage": told.said.get("stage"), "stage_by": of_name})
     notes += of_unknown_kind(paths)
+    of_loop = own_loops.mistakes(pasted, among(error))
+    notes += [each.noted("In the script") for each in of_loop if each.id == "losses_kept"]
     if LAYERS_DIVIDED in known.settings:
         notes.append("Layers, tokens or experts are divided among ranks: no size of theirs is known here.")
     if which.words:

@@ -13,7 +13,7 @@ from typing import Any
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.lines import FALLS, FEW, MANY, Line, Log, Series
 from study.configs.pasted.losses import BROKEN, RANDOM, USUAL_PASSES, VOCABULARIES, uniform
-from study.configs.pasted.tracebacks import Seen
+from study.configs.pasted.tracebacks import Seen, sign
 from study.core.text import rounded
 
 COURSE = 20  # lines that show where a loss goes
@@ -40,6 +40,7 @@ def astray(log: Log, passes: int = USUAL_PASSES, vocabulary: int | None = None) 
         return None
     return (
         _explodes(log, vocabulary)
+        or _evaluates_apart(log)
         or _is_stair(log)
         or _is_uniform(log, vocabulary)
         or _begins_random(log, vocabulary)
@@ -151,6 +152,23 @@ def _spikes(log: Log, vocabulary: int | None) -> Seen | None:
             values = {"at": _moment(log.losses, at), "low": low, "high": high, "norm": norms[at], "count": back - at}
             values["rate"] = _lower(lines[at])
             return log.losses.sign("loss-spikes", at, **values)
+    return None
+
+
+def _evaluates_apart(log: Log) -> Seen | None:
+    """The losses of evaluation are far above those of training: they rise, or stay where they were."""
+    held_out = [float(loss) for _, loss in log.evaluations]
+    place = log.evaluations[-1][0] if held_out else 0
+    before = [line.values["loss"] for line in log.losses.lines if line.place < place]
+    if len(held_out) < 2 or len(before) < 2 * FEW:
+        return None
+    trained, low, end = statistics.median(before[-FEW:]), min(held_out), held_out[-1]
+    values = {"low": low, "end": end, "trained": trained}
+    if end > (1 + STEP) * low and _is_far(end, trained, HIGHER, None):
+        return sign("loss-evaluated-rises", log.text, place, **values)
+    is_level = max(held_out) < (1 + STEP) * low
+    if is_level and _is_far(end, trained, MUCH_HIGHER, None):
+        return sign("loss-evaluated-apart", log.text, place, **values)
     return None
 
 

@@ -19,7 +19,8 @@ from study.configs.pasted.words import Sentence, meets
 
 # As DeepSpeed writes it (runtime/fp16/loss_scaler.py): with the scale of fp16, and else of gradients without one.
 OVERFLOW = re.compile(
-    r"OVERFLOW! (?:Rank \d+ )?Skipping step\.(?: Attempted loss scale: ([\d.e+]+)(?:, reducing to ([\d.e+]+))?)?"
+    r"(?i:overflow)(?:!| detected\.) (?:Rank \d+ )?Skipping step\."
+    r"(?: Attempted loss scale: ([\d.e+]+)(?:, reducing to ([\d.e+]+))?)?"
 )
 # Megatron counts them since the last line.
 SKIPPED = re.compile(r"number of skipped iterations:\s+(\d+)")
@@ -55,6 +56,7 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
     `has_marks`: DeepSpeed may have written the norms. `passes`: those of an update. `vocabulary`: that of the model.
     """
     mark = norm_is_a_mark(log.norms) if has_marks else None
+    skips = steps_overflow(log)  # why the norm, or the rate, is 0
     found = [
         mark,
         forward_is_broken(log.losses, passes),
@@ -62,13 +64,13 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
         loss_is_nan(log.losses),
         loss_is_zero(log.losses),
         skipped := norm_is_nan(log.norms),
-        None if skipped else stands_still("loss-stands-still", log.losses),
+        skips,
+        None if skipped or skips else stands_still("loss-stands-still", log.losses),
         evaluation_stands_still(log),
-        norm_is_zero(log, vocabulary),
+        None if skips else norm_is_zero(log, vocabulary),
         None if mark else stands_still("norm-constant", log.norms),
         norm_is_scaled(log.norms),
-        steps_overflow(log),
-        rate_ends(log.rates),
+        None if skips else rate_ends(log.rates),
         steps_slow_down(log),
         steps_stop(log),
         ranks_save_apart(log.text),
@@ -226,7 +228,10 @@ def steps_overflow(log: Log) -> Seen | None:
         scale = float(match[1] or 0)
         count = count + 1 if scale <= low else 1  # a scale that rose in between had steps that were taken
         last, low = match.start(), float(match[2] or match[1] or 0)
-    if count > MOST_OVERFLOWS or (count and 0 < low <= 1):
+    # A norm or a rate of 0 in all lines, up to the last of them: no step was taken between.
+    are_zero = [each.lines for each in (log.norms, log.rates) if len(each.values) >= FEW and not any(each.values)]
+    is_still = any(lines[-2].place < last for lines in are_zero)
+    if count > MOST_OVERFLOWS or (count and (is_still or 0 < low <= 1)):
         return sign("overflow-skips", log.text, last, count=count)
     for _, step, skipped, _ in log.progress[-1:]:
         if skipped > max(MOST_OVERFLOWS, step / 2):

@@ -30,6 +30,7 @@ FLAGS = {each.name for each in fields(Flags)}
 AUTOCAST = {"bfloat16": "bf16_autocast", "float16": "fp16_autocast"}  # of torch_autocast
 CONFIG = {"machines": "machines", "lean_loading": "fsdp_cpu_ram_efficient_loading"}  # what `study diff` calls it
 SURE: dict[Answer, Sure] = {"applies": "sure", "likely": "likely", "applies if": "possible"}
+STANDS = re.compile(r"\b(?:loss|reward|accuracy) (?:(?:be|does|do|did) )?hang\b")  # which is no process that hangs
 SMALLER = re.compile(r"(?i)\b(?:smaller|lower|too small|tiny|shrinks?|divided|1/[\dgN])\b")
 LARGER = re.compile(
     r"(?i)\b(?:larger|higher|bigger|huge|too large|explod\w+|multipl\w+|\d+ ?x|times (?:too )?(?:large|high)\w*)\b"
@@ -68,7 +69,12 @@ def symptom_of_word(words: str) -> set[str]:
 
 def symptoms(said: Sequence[Sentence], signs: set[str]) -> set[str]:
     """Return the symptoms that a person's words, or signs in a log, speak of."""
-    return {name for name, row in symptoms_table().items() if meets(row.words, said) or signs & {*row.signs}}
+    others = [each for each in said if not STANDS.search(" ".join(each.words))]  # of which a hang is one
+    return {
+        name
+        for name, row in symptoms_table().items()
+        if meets(row.words, others if name == "hang" else said) or signs & {*row.signs}
+    }
 
 
 def asks(seen: set[str]) -> list[str]:

@@ -38,6 +38,14 @@ LEAVES = re.compile(r"^(?:return|continue|break)\b|^(?:sys\.|os\.)?_?exit\(")
 TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train(), which only sets a mode
 NOT_SHARDED = re.compile(r"(?i)(?:\btok|tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
 OF_MODEL = re.compile(r"(?i)model\w*\.state_dict$")  # FSDP1 gathers it from all ranks; other engines do not
+# What is imported, or of another object, and gets the model: it passes rows through it.
+EVALUATES = re.compile(
+    r"(?i)(?:.*\.)?(?:run_|do_)?(?:eval|evaluate|evaluation|validate|validation|test|generate|predict|inference)"
+    r"(?:_(?:model|step|epoch|loop|loss|samples?|text|perplexity))?$"
+)
+SHARDED_MODEL = re.compile(
+    r"(?:\w+=)?(?:[\w.]*unwrap_model\(model\)|(?:self\.)?(?:(?:un)?wrapped_|fsdp_|ds_)?model|(?:\w+_|self\.)?engine)$"
+)
 OF_A_GROUP = re.compile(r"(?i)^[^'\"]*(?:group|mesh)(?!=None)")  # which may have these ranks alone
 MODEL = re.compile(r"(?:^|[\s(=,]|self\.|trainer\.)(?:\w+_)?(?:model|engine)\b(?!=)")  # and not args.model, model=name
 SKIPPED = "batch_skipped_alone"
@@ -270,8 +278,12 @@ class Branches:
             if MODEL.match(first) and first in of_these:
                 continue
             function = f"{self.imported.get(first, first)}{dot}{rest}"
-            is_gathered = self.is_fsdp1 and OF_MODEL.search(function)
-            yield Alone(ranks, call, "fsdp.get_state_dict" if is_gathered else function)
+            if self.is_fsdp1 and OF_MODEL.search(function):
+                function = "fsdp.get_state_dict"
+            elif EVALUATES.match(function) and function not in self.functions:
+                models = [each for each in map(ast.unparse, (*call.args, *call.keywords)) if SHARDED_MODEL.match(each)]
+                function = "model.forward" if {*models} - of_these else function
+            yield Alone(ranks, call, function)
 
     def _below(self, block: list[ast.stmt], ranks: str | None) -> Iterator[Alone]:
         """Yield the calls of a block that `ranks` run. None: all do, until a condition on the rank."""

@@ -12,7 +12,10 @@ from study.configs.pasted.lines import BAR, FEW, MANY, Line, Log
 from study.configs.pasted.tracebacks import Seen, sign
 
 # Of transformers ("Continuing training from global step 500"), LLaMA-Factory, Accelerate's examples and others.
-RESUMED = re.compile(r"(?i)\bresum(?:ed|ing)\b[^\n]{0,40}(?:from|checkpoint)|\bcontinuing training from\b")
+RESUMED = re.compile(
+    r"(?i)\bresum(?:ed|ing)\b[^\n]{0,40}(?:from|checkpoint)|\bcontinuing training from\b"
+    r"|\bresume from (?:checkpoint|step)[- ]?\d"
+)
 OF_STEPS = re.compile(rf"(?m)(?:^|\r)[ \t]*\d+%\|[^|\n]*{BAR.pattern}")  # bars of loading and of data have a name
 HALF = 0.5  # a rate below that share of what was to come does not go on
 JUMP = 1.25  # times the losses before

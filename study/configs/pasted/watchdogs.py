@@ -130,9 +130,11 @@ def _compared(text: str, said: Sequence[Sentence], waits: list[Wait]) -> Seen:
     """Compare the collectives in which ranks waited."""
     first = min(waits, key=lambda wait: (wait.index, wait.rank))
     same = [wait for wait in waits if wait.index == first.index]
-    calls = {(wait.kind, wait.elements): f"rank {wait.rank} {wait.call}" for wait in same}  # one rank of each
+    calls: dict[str, list[int]] = {}
+    for wait in same:
+        calls.setdefault(wait.call, []).append(wait.rank)
     if len(calls) > 1:
-        two = ", ".join([*calls.values()][:2])
+        two = ", ".join(f"{_ranks(ranks).lower()} {call}" for call, ranks in [*calls.items()][:2])
         id = _did_last(text, said)
         last = f"{causes_of_waits()[id].remedy}. Else " if id else ""
         return sign("ranks-call-differently", text, first.place, index=first.index, calls=two, last=last)

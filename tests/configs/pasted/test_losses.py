@@ -139,6 +139,17 @@ WRONG = {
         "".join(OVERFLOW.format(2**n, 2**n // 2) for n in range(16, 0, -1)),
         "overflow-skips",
     ),
+    "a few overflows, norm and rate 0": (
+        "\n".join(
+            OVERFLOW.format(2**n, 2**n // 2) + log([8.5 + n / 99], norms=[0.0], rate=0) for n in range(16, 11, -1)
+        ),
+        "overflow-skips",
+    ),
+    "norm 0 after overflows": (OVERFLOW.format(65536, 32768) + "\n" + log(6 * [8.5], norms=NONE), "norm-zero"),
+    "overflow of the fused optimizer": (
+        30 * "[Rank 0] Overflow detected. Skipping step. Attempted loss scale: 4, reducing to 4\n",
+        "overflow-skips",
+    ),
     "overflow without a scale": (
         30 * "[deepspeed] OVERFLOW! Skipping step. Gradients are non-finite\n",
         "overflow-skips",

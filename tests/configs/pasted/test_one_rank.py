@@ -52,6 +52,9 @@ CALLS = {
     "model.generate(**prompt)": "hang_evaluation",
     "accelerator.unwrap_model(model).generate(**prompt)": "hang_evaluation",
     "trainer.evaluate()": "hang_evaluation",
+    "evaluate(model, loader)": "hang_evaluation",
+    "self.validate_epoch(model=accelerator.unwrap_model(model))": "hang_evaluation",
+    "utils.generate_samples(engine)": "hang_evaluation",
 }
 
 
@@ -74,6 +77,10 @@ def test_the_line_that_one_rank_runs_alone_is_the_answer_to_a_hang(guard, call):
         ("True", "trainer.save_model('out')"),
         ("not is_compiled", "trainer.save_model('out')"),
         ("is_deepspeed_zero3_enabled() or trainer.is_world_process_zero()", "trainer.save_model('out')"),
+        ("rank == 0", "evaluate.load('accuracy')"),
+        ("rank == 0", "evaluate(ema_model)"),
+        ("rank == 0", "run_evaluation(predictions)"),
+        ("rank == 0", "validate_config(model)"),
         ("rank == 0", "tokenizer.save_pretrained('out')"),
         ("rank == 0", "tok.save_pretrained('out')"),
         ("rank == 0", "self.processing_class.save_pretrained('out')"),

@@ -10,6 +10,7 @@ from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
 from study.configs.pasted.read import read
 from study.known.rules import ROOT
+from tests.cli.test_cli import in_this_process
 
 SCALED = """scaler = torch.amp.GradScaler({given})
 for rows in loader:
@@ -201,6 +202,16 @@ LOOPS_THAT_KEEP = {
 def test_losses_that_are_kept_with_their_graphs_are_told_where_memory_grows(loop):
     told = answer(loop, "GPU memory grows every step", scripts={Path("train.py"): loop})
     assert ("losses_kept" in [each.id for each in told.found]) is LOOPS_THAT_KEEP[loop]
+
+
+@pytest.mark.parametrize(("kept", "is_told"), [("losses.append(loss)", True), ("losses.append(loss.item())", False)])
+def test_an_error_of_memory_names_the_line_that_keeps_losses(tmp_path, monkeypatch, capsys, kept, is_told):
+    log, script = tmp_path / "train.log", tmp_path / "train.py"
+    log.write_text("CUDA out of memory. Tried to allocate 786.00 MiB.")
+    script.write_text(KEPT.format("pass", kept))
+    assert not in_this_process(monkeypatch, f"oom {log} {script}")
+    said = " ".join(capsys.readouterr().out.split())
+    assert (f"In the script: {script}:5: {kept}." in said) is is_told
 
 
 def test_what_cannot_make_what_was_seen_is_told_beside_it():

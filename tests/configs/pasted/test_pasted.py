@@ -388,6 +388,7 @@ def test_a_rank_that_is_behind_is_named():
     other = WORK.format(rank=3, index=1580, kind="BROADCAST", elements=1)
     seen = watchdogs.hangs("".join([*same, other]))
     assert seen.id == "ranks-call-differently"
+    assert "ranks 0, 1, 2 ALLREDUCE 1580 of 466,119,168 elements, rank 3 BROADCAST" in seen.sentence
 
 
 @pytest.mark.parametrize(
@@ -1636,3 +1637,41 @@ def test_releases_are_asked_only_where_one_may_change_the_answer(name):
     text, symptom, is_asked = ASKS[name]
     told = answer(text, symptom)
     assert any("Which releases" in question for question in told.questions) is is_asked
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "inconsistent tensor size, expected tensor [4] and src [0] to have the same number of elements, but got 4",
+        "Expected weight to be of same shape as normalized_shape, but got weight of shape [0]",
+        "Expected weight to be a vector of size equal to the number of channels in input, but got weight of shape [0]",
+        "weight tensor should be defined either for all 4 classes or no classes but got weight tensor of shape: [0]",
+        "The expanded size of the tensor (5) must match the existing size (0) at non-singleton dimension 1.",
+        "einsum(): subscript h has size 0 for operand 1 which does not broadcast with previously seen size 4",
+        "contracted dimensions need to match, but first has size 4 in dim 2 and second has size 0 in dim 0",
+        "Mismatch of parameter numbers and input channel size. Found parameter numbers = 0 and channel size = 3.",
+    ],
+)
+def test_whatever_operation_meets_a_weight_of_size_0_it_was_not_gathered(error):
+    assert answer(f"RuntimeError: {error}").id == "matrix-not-gathered"
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ('Unexpected key(s) in state_dict: "_forward_module.model.norm.weight".', "module-prefix"),
+        ("RuntimeError: Unable to JIT load the async_io op due to it not being compatible", "async-io"),
+        ("W0612 api.py:753] Received Signals.SIGTERM death signal, shutting down workers", "launcher-ended"),
+        ("zero stage 2 with offload_optimizer cpu is slow", "offload-slow"),
+    ],
+)
+def test_a_cause_that_the_text_names_is_told(text, id):
+    assert answer(text).id == id
+
+
+@pytest.mark.parametrize(
+    ("words", "is_hang"),
+    [("The loss does not move", False), ("accuracy is stuck", False), ("it prints the loss and hangs", True)],
+)
+def test_a_loss_that_stands_still_is_no_hang(words, is_hang):
+    assert ("hang" in answer(words).seen) is is_hang

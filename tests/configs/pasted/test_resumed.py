@@ -79,6 +79,14 @@ def test_what_does_not_go_on_after_a_resume_is_found(case, log):
     assert told.found[0].line.startswith(log([510], after, loss)[:30])
 
 
+@pytest.mark.parametrize(
+    "line", ["resume from checkpoint-500", "Resuming from checkpoint out/500", "resume from step 500"]
+)
+def test_a_resume_is_seen_by_the_line_of_a_loop(line):
+    told = answer(f"{trainer(BEFORE, linear)}{line}\n{trainer(AFTER, linear, lambda step: falling(step) + 1)}")
+    assert told.id == "loss-jumps-on-resume"
+
+
 def test_a_loss_as_at_the_beginning_is_told_from_a_jump():
     before = trainer(BEFORE, linear) + "Resuming from checkpoint out/checkpoint-500\n"
     assert "weights were not loaded" in answer(before + trainer(AFTER, linear, again(falling))).found[0].sentence
