@@ -17,6 +17,7 @@ from study.core.recipes import RECIPES
 from study.core.settings import Optimizer
 from study.core.text import is_number, number_of, short
 from study.predict.front import (
+    AttentionKernel,
     Batch,
     Hardware,
     Placement,
@@ -322,6 +323,7 @@ class OfPrediction(Piece):
     buckets: int | None = None  # elements; else as the arm's file says
     sequence: int = 1024
     checkpointing: bool = False
+    attention_kernel: AttentionKernel = "sdpa"
     gpu: str = ""  # of a peak: that on which it has to fit, where this decides the verdict
     link: str | None = None
     tf32: bool = True  # as our trainer has it for products in fp32; PyTorch's default is off
@@ -352,7 +354,7 @@ class OfPrediction(Piece):
         model = asked_for(wanted, self.sequence)
         batch = Batch(self.micro_batch, self.accumulation, self.sequence, Recomputation(self.checkpointing))
         placement = Placement.of(with_buckets(load_arm(self.arm), self.buckets), self.ranks, "cuda")
-        return Training(model, RECIPES[self.precision], batch, placement, self.optimizer)
+        return Training(model, RECIPES[self.precision], batch, placement, self.optimizer, self.attention_kernel)
 
     def _predicted(self) -> float:
         training = self.training

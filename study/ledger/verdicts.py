@@ -42,10 +42,10 @@ def in_words(claims: Sequence[Claim]) -> str:
         of_posts = f" ({posts} of DeepSpeed's posts)" if posts else ""
         do = "does" if not_ == 1 else "do"
         read, fitted = (sum(getattr(claim, kind) for claim in chosen) for kind in ("is_reading", "is_fitted"))
-        of_them = ", ".join([*([f"{fitted} fitted"] if fitted else []), f"{read} by a reading"])
+        of_them = f" ({fitted} fitted, {read} by a reading)" if fitted or read else ""
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
-            f"{only_if} hold under a condition ({of_them}), "
+            f"{only_if} hold under a condition{of_them}, "
             f"and {undecided} cannot be decided here."
         )
     times = [

@@ -246,7 +246,7 @@ def test_the_losses():
         f"two ranks, {steps} steps | {words} within {most} nats of it: {', '.join(f'`{arm}`' for arm in offloading)}"
         in page
     )
-    precise, coarse = search.named(("S003-14",))[0].evidence
+    precise, coarse, *_ = search.named(("S003-14",))[0].evidence
     kept = runs.load(KEPT / "runs/stages").counting
     digits = [-math.log10(max(abs(value - 1) for value in piece.values(kept))) for piece in (precise, coarse)]
     said = re.search(r"agree with DDP to (\w+) digits in fp32, and to (\w+) in bf16", page).groups()
