@@ -186,6 +186,17 @@ def test_no_tensor_that_the_model_cannot_make_is_named():
     assert "oom-logits" not in ids(new("1002.00 MiB"), "llama3-8b", **sizes, precision="fp32")
 
 
+def test_stages_that_take_the_place_of_ddp_have_the_16_bits_of_deepspeed(monkeypatch, capsys):
+    """Of Accelerate's bf16, which is autocast with DDP. Who says no precision is told which is taken."""
+    ask = "oom 'Tried to allocate 512.00 MiB' --model llama3-8b --arm ddp --ranks 8 --gpu H100 --micro-batch 1 "
+    in_this_process(monkeypatch, f"{ask} --checkpointing")
+    usual = " ".join(capsys.readouterr().out.split())
+    assert "--precision bf16 (usual with this arm)" in usual
+    in_this_process(monkeypatch, f"{ask} --checkpointing --precision bf16")
+    asked = " ".join(capsys.readouterr().out.split())
+    assert re.findall(r"--arm zero\d \([^)]+\)", usual) == re.findall(r"--arm zero\d \([^)]+\)", asked) != []
+
+
 def test_two_causes_of_one_size_are_no_likely_ones():
     both = dict.fromkeys(("oom-optimizer", "oom-frozen"), "29.92 GiB = ")
     error = reading.find(new("29.92 GiB"))
