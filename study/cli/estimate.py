@@ -251,7 +251,7 @@ def read_from(config: str, training: TrainingFlags, passes: PassFlags) -> dict[s
 def show_needs(needs: estimates.Needs, notes: list[str], states: list[str]) -> None:
     say_wrapped(*estimates.in_words(needs), *notes, "")
     say(f"at the peak ({needs.estimate.peak_when}), buffers and temporaries included:")
-    show(estimates.table(needs.estimate, needs.training.placement.in_ddp))
+    show(estimates.table(needs.estimate, needs.training))
     say_wrapped("", *states, *estimates.moved(needs), accuracy.in_a_line(bool(needs.step)))
 
 

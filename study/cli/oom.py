@@ -25,7 +25,7 @@ from study.configs.oom.reading import OomError
 from study.configs.oom.releases import of_other_releases
 from study.configs.oom.remedies import with_known, with_remedies
 from study.configs.oom.said import CHUNKING, LAYERS_DIVIDED, REDUCES_EACH, typed
-from study.configs.oom.training import Described, KnownTraining
+from study.configs.oom.training import Described, KnownTraining, prediction_of
 from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -41,8 +41,9 @@ from study.known import lists
 from study.known.faults import ANY
 from study.known.findings import in_a_sentence, with_id
 from study.known.stacks import Stack
-from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers
+from study.predict.front import Wanted, deepspeed_keys, default_sequence, papers, usual_precision
 from study.report.advice import nodes_note
+from study.report.estimates import autocast_note
 
 DEEPSPEED_CONFIG = re.compile(r"\bdeepspeed(?:_config)?[\"']?\s*[:= ]\s*[\"']?([\w./-]{1,200}\.json)\b")
 INSTALLED = re.compile(r"(?m)^[\w.-]+==\S+$")  # a line of pip freeze
@@ -121,6 +122,7 @@ def oom(error: tyro.conf.Positional[tuple[str, ...]] = (), /, *, model: Wanted, 
         notes.append("Layers, tokens or experts are divided among ranks: no size of theirs is known here.")
     if which.words:
         notes += nodes_note(arms.load_arm(known.arm), known.ranks)
+        notes += _of_autocast(known)
     say_wrapped(*notes)
     if which.words:
         say_wrapped("", which.words, *of_other_releases(pasted, known))
@@ -174,6 +176,15 @@ def _of_keys(training: KnownTraining) -> list[str]:
     return deepspeed_keys.in_words(training.settings.get("deepspeed") or {}, papers.STAGES.get(arm), is_arm=False)
 
 
+def _of_autocast(training: KnownTraining) -> list[str]:
+    """Say what a training with DeepSpeed needs if 16 bits mean what they do in a config, and not autocast."""
+    try:
+        predicted_for = prediction_of(training.wanted, training.described).training
+    except Stop:  # it is not predicted, which was said
+        return []
+    return autocast_note(training.described.precision or "fp32", predicted_for)
+
+
 def _not_in_script(words: tuple[str, ...], training: KnownTraining, told: Pasted) -> str:
     """Return that a script recomputes nothing, and that the numbers of its log say otherwise. Empty: not so."""
     script = next((Path(word).name for word in words if word.endswith(".py")), None)
@@ -210,6 +221,8 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
         taken.append("--accumulation 1 (nobody says it; with more, Accelerate's FSDP holds whole gradients)")
     if is_predicted and training.described.optimizer is None and not training.arm.endswith(("_cpu", "_nvme")):
         taken.append(UNSAID)
+    if is_predicted and training.described.precision is None:
+        taken.append(f"{typed('precision', usual_precision(arms.load_arm(training.arm)))} (usual with this arm)")
     kernel = training.described.attention_kernel or "sdpa"
     if is_predicted and training.model and (note := training.model.attention_note(kernel)):
         taken.append(f"--attention-kernel eager ({note})")

@@ -171,6 +171,15 @@ class Training:
             kept.append(tensor)
         return tuple(kept)
 
+    @property
+    def copies_bytes(self) -> int:
+        """Bytes of the 16-bit copies of weights that autocast keeps for products, if all are there at once."""
+        if not self.autocast or self.placement.has_own_linear:
+            return 0
+        tied = self.model.tensors[:1] if self.model.reads_out_by_embeddings else ()
+        read = [each for each in self.tensors if each.is_matrix and (each.block != "embeddings" or each in tied)]
+        return sum(2 * each.elements for each in read if self.kept_bytes(each) == 4)
+
     def packed_elements(self, tensor: Tensor) -> int:
         """The elements of a tensor that are kept quantized: of a frozen linear layer, except the head."""
         is_frozen_linear = len(tensor.shape) == 2 and tensor.block.startswith("layer.") and not tensor.trains

@@ -98,12 +98,12 @@ def in_words(advice: Advice) -> list[str]:
 
 
 def _cast(question: Question, unit: Unit) -> list[str]:
-    """Return what to use with the 16-bit weights that DeepSpeed usually has, if autocast was asked for."""
+    """Return the choice with the 16-bit weights that DeepSpeed usually has, if autocast was asked for."""
     if question.precision is None or not RECIPES[question.precision].autocast:
         return []
     asked = replace(question, precision="bf16_cast")
     choice = recommend(asked).choice
-    then = f"Use {use(choice, asked, unit)}." if choice else "Nothing fits with it either."
+    then = f"The choice would be {use(choice, asked, unit)}." if choice else "Nothing fits with it either."
     return [f"{finding('autocast_keeps_fp32_weights', precision=question.precision).said} {then}"]
 
 
@@ -118,6 +118,9 @@ def start(choice: Row, question: Question) -> str:
         launch += f" --num_machines {nodes} --machine_rank 0"
     if question.gpus > 1:
         launch += f" --num_processes {question.gpus}"
+    if nodes > 1:
+        launch += " --rdzv_backend c10d --main_process_ip FIRST_MACHINE --main_process_port 29500"
+        launch += " --deepspeed_multinode_launcher standard" if arms.load_arm(choice.arm).deepspeed else ""
     rows = number_of(choice.micro_batch, "sequences")
     batch = f"a batch of {rows} and gradient_accumulation_steps={choice.accumulation}"
     if question.quantized:
@@ -133,7 +136,8 @@ def start(choice: Row, question: Question) -> str:
     elif choice.precision != "fp32" and not question.quantized:
         batch += ", and weights in 16 bits"
     if nodes > 1:
-        more += f' Start it on each of {nodes} machines: GUIDE.md, "Several machines".'
+        more += f" Start it on each of {nodes} machines, with the address of the first for FIRST_MACHINE, and its own"
+        more += ' --machine_rank: GUIDE.md, "Several machines".'
     return f"Start it: `{launch} train.py`, with {batch} in your script.{more}{besides(choice, question)}"
 
 

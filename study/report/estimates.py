@@ -109,7 +109,7 @@ def in_words(needs: Needs) -> list[str]:
             text += f" nvidia-smi, which counts in GiB, will show {of_card(needs.kinds.driver, gpu)}."
         if needs.fits == "only just":
             lines.append(only_just(gpu, whole.peak_bytes, needs.kinds.driver))
-    return [text, *lines, *_cast(needs), _taken(needs)]
+    return [text, *lines, *autocast_note(needs.precision, needs.training, needs.gpu), _taken(needs)]
 
 
 def _taken(needs: Needs) -> str:
@@ -132,27 +132,29 @@ def _taken(needs: Needs) -> str:
     return text
 
 
-def _cast(needs: Needs) -> list[str]:
+def autocast_note(precision: str, training: Training, gpu: Gpu | None = None) -> list[str]:
     """Return what a rank needs with the 16-bit weights that DeepSpeed usually has, if autocast was asked for."""
-    training = needs.training
-    if not (RECIPES[needs.precision].autocast and training.placement.deepspeed):
+    if not (RECIPES[precision].autocast and training.placement.deepspeed):
         return []
     cast = Prediction.of(replace(training, recipe=RECIPES["bf16_cast"]))
     peak_bytes = cast.memory.peak_bytes
-    text = f"{finding('autocast_keeps_fp32_weights', precision=needs.precision).said} It needs {size(peak_bytes)}"
-    gpu = needs.gpu
+    needs = f"{size(peak_bytes)} ({binary_size(peak_bytes)})"
+    text = f"{finding('autocast_keeps_fp32_weights', precision=precision).said} It needs {needs}"
     if gpu is None:
         return [f"{text}."]
     fits = FITS[fits_on(gpu, peak_bytes, cast.kinds(gpu).driver)].format(gpu.kind)
     return [f"{text}. {fits}"]
 
 
-def table(estimate: Estimate, in_ddp: bool) -> list[dict]:
+def table(estimate: Estimate, training: Training) -> list[dict]:
     """The parts of the peak, and of what is on the host."""
     parts = estimate.at_peak | {"total": estimate.peak_bytes}
     parts |= {f"on the host: {role}": role_bytes for role, role_bytes in estimate.on_host.items()}
     named = {}
-    if in_ddp:
+    # A measured rank cannot tell them apart either.
+    if 0 < (copies := training.copies_bytes) <= estimate.at_peak.get("activations", 0):
+        named["activations"] = f"activations, and up to {size(copies)} of weights that autocast has cast"
+    if training.placement.in_ddp:
         named["gradients"] = "gradients, and DDP's buckets"
     if estimate.peak_when == "update":
         named["temporaries"] = "update's copies"

@@ -22,7 +22,7 @@ from study.conform.suite import PropertyAnswer
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import bar, during, number_of, one_by_one, show, size
+from study.core.text import bar, binary_size, during, number_of, one_by_one, show, size
 from study.measure.memory import PHASE_ROLES
 from study.measure.roles import ORDER
 from study.predict.architecture import named
@@ -318,6 +318,9 @@ def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked,
     assert re.findall(r"model states alone.*?\)", out) == expected
 
 
+FULL_MEMORY = "oom 'Tried to allocate 1.00 GiB' --model llama3-8b --gpu H100 --ranks 8 --micro-batch 1 --checkpointing"
+
+
 @pytest.mark.parametrize(
     ("words", "is_said"),
     [
@@ -327,6 +330,9 @@ def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked,
         ("estimate --model gpt2 --arm ddp --precision bf16", False),  # of DDP it is the yaml's
         ("advise --model gpt2 --gpus 2 --gpu H100 --precision bf16", True),
         ("advise --model gpt2 --gpus 2 --gpu H100 --precision bf16_cast", False),
+        (f"{FULL_MEMORY} --arm zero2 --precision bf16", True),
+        (f"{FULL_MEMORY} --arm zero2", False),
+        (f"{FULL_MEMORY} --arm ddp --precision bf16", False),
     ],
 )
 def test_the_16_bits_of_a_yaml_are_told_from_that_of_the_flag(words, is_said, asked, capsys):
@@ -342,11 +348,16 @@ def test_what_a_flag_of_autocast_predicts_is_beside_what_deepspeeds_own_needs(as
     asked(f"estimate {words} --precision fp16")
     out = " ".join(capsys.readouterr().out.split())
     assert "It does not fit on V100-32GB" in out
-    needs = size(cast["estimate"]["peak_bytes"])
+    peak = cast["estimate"]["peak_bytes"]
+    needs = f"{size(peak)} ({binary_size(peak)})"
     assert f"[autocast_keeps_fp32_weights] It needs {needs}. It fits only just on V100-32GB." in out
     asked("advise --model gpt2-xl --gpus 4 --gpu T4 --precision fp16")
     out = " ".join(capsys.readouterr().out.split())
-    assert "[autocast_keeps_fp32_weights] Use zero3 with activation checkpointing in DeepSpeed's fp16" in out
+    assert (
+        "[autocast_keeps_fp32_weights] The choice would be zero3 with activation checkpointing in DeepSpeed's fp16"
+        in out
+    )
+    assert len(re.findall(r"\bUse \w+", out)) == 1
 
 
 @pytest.mark.parametrize("arm", ["ddp", "zero2", "zero3", "fsdp2", "zero3_cpu"])
@@ -356,6 +367,25 @@ def test_no_kind_of_memory_is_below_the_one_inside_it(arm, gpu, asked, capsys):
     asked(f"estimate --arm {arm} --model llama3-8b --gpus 8 --gpu {gpu} --sequence 8192 --json")
     kinds = json.loads(capsys.readouterr().out)["kinds"]
     assert kinds["allocated"] <= kinds["reserved"] < kinds["driver"]
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        ("--arm ddp", True),
+        ("--arm zero2 --precision bf16", True),
+        ("--arm zero3 --precision bf16", False),  # its linear layers keep none
+        ("--arm fsdp2", False),
+        ("--arm ddp --precision bf16_cast", False),
+        ("--arm ddp --precision fp32", False),
+    ],
+)
+def test_copies_of_weights_are_told_from_activations(words, is_said, asked, capsys):
+    """Of 16 tokens there are next to no activations: all is copies, 2 bytes of a weight but the embedding's."""
+    asked(f"estimate --model llama3-8b --gpus 8 --sequence 16 --checkpointing {words}")
+    out = " ".join(capsys.readouterr().out.split())
+    assert ("activations, and up to 15 GB of weights that autocast has cast 15 GB" in out) is is_said
+    assert ("autocast has cast" in out) is is_said
 
 
 def test_an_estimate_has_its_peak_in_both_units(asked, capsys):

@@ -15,9 +15,10 @@ from study.cli import given
 from study.configs.oom import changes, excess, fitting, reading, remedies
 from study.configs.oom import training as trainings
 from study.configs.oom.by_text import by_text, explained
-from study.configs.oom.causes import Cause
+from study.configs.oom.causes import Cause, causes
 from study.configs.oom.causes import rows as cause_rows
-from study.configs.oom.explain import explain, fits_no_tensor
+from study.configs.oom.explain import DROPOUTS, explain, fits_no_tensor
+from study.configs.oom.explain import _allocations as allocations
 from study.configs.oom.means import framework, in_its_words, means
 from study.configs.oom.recomputing import CLEARLY, with_recomputing
 from study.configs.oom.releases import TRANSFORMERS
@@ -30,9 +31,12 @@ from study.configs.pasted.said import levels
 from study.core.errors import Stop
 from study.core.fsdp_keys import KEYS as FSDP_KEYS
 from study.core.library_defaults import known_libraries
-from study.core.shapes import config_of
+from study.core.models.config import load
+from study.core.shapes import SHAPES, config_of
 from study.core.text import binary_size
 from study.predict.front import FOLLOWED, Wanted, asked_for
+from study.predict.trace import committed
+from study.predict.trace.options import TraceOptions
 from study.sweeps.launches import options
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
@@ -142,6 +146,74 @@ def test_sizes_are_matched_with_the_tensors_of_a_training(asked, arm, ranks, cau
     first, *_ = [each for each in causes if each.id != "oom-states"]  # of some of these all states nearly fill the GPU
     assert (first.id, first.is_likely) == (cause, arm != "ddp")
     assert what in first.what
+
+
+@pytest.mark.parametrize("kernel", [None, "sdpa", "eager", "flash2"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("model", SHAPES)
+def test_each_tensor_of_attention_that_a_size_may_name_is_made(model, precision, kernel):
+    """Scores by eager attention alone, a byte for each by dropout alone, as transformers' config and a trace say."""
+    tokens = 53  # in no other size by chance, as powers of two are
+    given = Described(arm="ddp", ranks=8, micro_batch=2, sequence=tokens, precision=precision, attention_kernel=kernel)
+    training = KnownTraining.of(Wanted(model=model), given)
+    assert training.model
+    named = [each for each in allocations(training, reading.find(new())) if each.cause == "oom-attention"]
+    pairs = 2 * tokens**2
+    of_heads = {int(each.elements / pairs * width) for each in named for width in each.widths if "heads" in each.words}
+    taken = training.model.attention_taken(kernel or "sdpa")
+    config = load(model)
+    heads = config.num_attention_heads
+    drops = any(getattr(config, name, 0) for name in DROPOUTS)
+    element_bytes = ((4,) if precision == "fp32" else (4, 2)) + ((1,) if drops else ())
+    assert of_heads == ({heads * width for width in element_bytes} if taken == "eager" else set())
+    assert any("heads" not in each.words for each in named) == (taken == "eager" or kernel != "flash2")
+    asked = TraceOptions(sequence=tokens, precision=precision, attention=taken, cuda=True)
+    if tape := committed.tape(training.model.member, asked, 2):
+        made = {entry[1] / pairs for entry in tape if entry[0] == "made"}
+        assert ({heads * width for width in (4, 2, 1)} - {4, 2, 1}) & made == of_heads - {4, 2, 1}  # the mask's
+
+
+def test_no_tensor_that_the_model_cannot_make_is_named():
+    """Nor an optimizer's flat vector with DDP, nor 16 bits where all is in fp32. A frame that names scores does."""
+    sizes = {"arm": "zero2", "ranks": 8, "micro_batch": 1, "sequence": 4096}
+    assert "oom-attention" not in ids(new("512.00 MiB"), "llama3-8b", **sizes)
+    assert "oom-attention" not in ids(new("1.00 GiB"), "llama3-8b", **sizes)
+    frame = "Traceback (most recent call last):\n  attn_weights = torch.matmul(q, k)\n"
+    (first, *_), _ = explain(reading.find(frame + new("1.00 GiB")), Wanted(model="llama3-8b"), Described(**sizes))
+    assert "1 sequence x 32 heads x 4,096 x 4,096 tokens x 2 bytes" in first.what
+    assert "oom-optimizer" not in ids(new("29.92 GiB"), "llama3-8b", **sizes | {"arm": "ddp"})
+    assert "oom-logits" in ids(new("1002.00 MiB"), "llama3-8b", **sizes)
+    assert "oom-logits" not in ids(new("1002.00 MiB"), "llama3-8b", **sizes, precision="fp32")
+
+
+def test_stages_that_take_the_place_of_ddp_have_the_16_bits_of_deepspeed(monkeypatch, capsys):
+    """Of Accelerate's bf16, which is autocast with DDP. Who says no precision is told which is taken."""
+    ask = "oom 'Tried to allocate 512.00 MiB' --model llama3-8b --arm ddp --ranks 8 --gpu H100 --micro-batch 1 "
+    in_this_process(monkeypatch, f"{ask} --checkpointing")
+    usual = " ".join(capsys.readouterr().out.split())
+    assert "--precision bf16 (usual with this arm)" in usual
+    in_this_process(monkeypatch, f"{ask} --checkpointing --precision bf16")
+    asked = " ".join(capsys.readouterr().out.split())
+    assert re.findall(r"--arm zero\d \([^)]+\)", usual) == re.findall(r"--arm zero\d \([^)]+\)", asked) != []
+
+
+def test_two_causes_of_one_size_are_no_likely_ones():
+    both = dict.fromkeys(("oom-optimizer", "oom-frozen"), "29.92 GiB = ")
+    error = reading.find(new("29.92 GiB"))
+    assert not any(each.is_likely for each in causes(error, both, False, ""))
+    assert causes(error, {"oom-frozen": "29.92 GiB = "}, False, "")[0].is_likely
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said", "is_first"),
+    [(None, {}, True), (None, {"gpu": "H100"}, True), ("sgd", {}, True), ("adafactor", {}, False)],
+)
+def test_states_that_exceed_the_gpu_come_first(optimizer, said, is_first):
+    """DDP of Llama-3-8B: 120 GiB with AdamW, 90 with SGD, 60 with Adafactor. Whatever has the size."""
+    message = "CUDA out of memory. Tried to allocate 7.83 GiB." if said else new("7.83 GiB", allocated="50.00 GiB")
+    given = Described(arm="ddp", ranks=8, micro_batch=4, sequence=4096, optimizer=optimizer, precision="bf16", **said)
+    (first, *_), _ = explain(reading.find(message), Wanted(model="llama3-8b"), given)
+    assert (first.id == "oom-states") is is_first, first
 
 
 @pytest.mark.parametrize(

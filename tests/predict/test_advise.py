@@ -56,6 +56,7 @@ from study.report.rows import (
     why_tight,
     widest,
 )
+from tests.conftest import ROOT
 
 MISTRAL = Question(named("mistral-7b"), 8, GPUS["H100-80GB"], "nvswitch", 1e12, 6144, 24)
 BERT = Question(named("bert-base"), 2, GPUS["L4"], "pcie4", 64e9, 128, 24, precision="bf16_cast", checkpointing=False)
@@ -334,13 +335,15 @@ def test_the_command_that_starts_a_choice_has_its_precision_and_batch(arm, preci
 
 
 # Of a question: what is the model or the machine, or what an arm's row has instead.
+OF_GUIDE = (ROOT / "GUIDE.md").read_text().partition("## Several machines")[2].partition(" study/train.py")[0]
+SEVERAL = " ".join(OF_GUIDE.replace("\\\n", " ").replace("10.0.0.1", "FIRST_MACHINE").split())
 NOT_STARTED = {
     "model", "gpu", "link", "host_memory_bytes", "disk_bytes_per_s", "pace", "sequence", "batch", "precision",
     "checkpointing", "sync_each_batch",
 }  # fmt: skip
 STARTED = {
-    "gpus": (16, "--num_machines 2 --machine_rank 0 --num_processes 16 "),
-    "gpus_per_node": (4, 'Start it on each of 2 machines: GUIDE.md, "Several machines".'),
+    "gpus": (16, SEVERAL.partition("--config_file accelerate_configs/zero3.yaml ")[2]),
+    "gpus_per_node": (4, "Start it on each of 2 machines, with the address of the first for FIRST_MACHINE"),
     "optimizer": ("adamw_8bit", "`AdamW8bit` of bitsandbytes"),
     "quantized": ("int8", "load_in_8bit=True"),
     "attention_kernel": ("flash3", "flash3 attention"),

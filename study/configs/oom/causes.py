@@ -154,12 +154,15 @@ def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, state
 def _most_of_size(sizes: dict[str, str]) -> int:
     """Return the points that a size gives a cause at most: beside a guess nothing is sure.
 
-    Nor is it where tokens and something else have the size. Widths and lengths are powers of two.
+    Nor is it where tokens and something else have the size, or two causes of equal points. Widths and lengths are
+    powers of two.
     """
     if "oom-padded" in sizes:
         return rows()["oom-padded"]["points"]
     has_tokens = any({"activations", "logits"} & {*rows()[cause].get("part_of", ())} for cause in sizes)
-    return LIKELY - 1 if has_tokens and len(sizes) > 1 else PROOF
+    points = [rows()[cause]["points"] for cause in sizes]
+    is_open = (has_tokens and len(sizes) > 1) or points.count(max(points, default=0)) > 1
+    return LIKELY - 1 if is_open else PROOF
 
 
 def clues(error: OomError) -> Iterator[Reason]:

@@ -114,10 +114,12 @@ def _fused_kernels(given: Described, model: Transformer | None) -> Iterator[Chan
 
 def _arms_that_hold_less(given: Described) -> Iterator[Change]:
     order = next((each for each in (HOLD_LESS_OF_FSDP, HOLD_LESS_OF_HSDP) if given.arm in each), HOLD_LESS)
+    # The same 16 bits of Accelerate or of a Trainer are autocast with DDP, and 16-bit weights with DeepSpeed.
+    precision = None if given.arm == "ddp" and given.precision in ("bf16", "fp16") else given.precision
     shrinks: frozenset[str] = frozenset()
     is_later = False
     for arm, divides in order.items():
         if is_later:
             shrinks |= divides
-            yield Change(f"--arm {arm}", replace(given, arm=arm, homes=None), shrinks)
+            yield Change(f"--arm {arm}", replace(given, arm=arm, homes=None, precision=precision), shrinks)
         is_later = is_later or arm == given.arm

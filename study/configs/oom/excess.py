@@ -119,8 +119,11 @@ def _takers(training: KnownTraining, model: Transformer) -> Iterator[tuple[str, 
     now = training.memory()
     if given.checkpointing:
         yield NOT_RECOMPUTED, training.memory(checkpointing=False).peak_bytes - now.peak_bytes
-    if training.arm.startswith("zero"):  # elsewhere they are predicted in fp32
+    has_half = given.precision in (None, "bf16_cast", "bf16_pure")
+    if training.arm.startswith("zero") and has_half:  # else they are predicted in fp32
         yield IN_FP32, now.at_peak.get("weights", 0)  # 4 bytes, and not 2
+    if model.look.kind in ("encoder", "vision"):
+        return
     dimensions = model.dimensions
     heads = dimensions.get("num_attention_heads") or 1
     width = dimensions.get("hidden_size", 0) / heads * dimensions.get("num_key_value_heads", heads)

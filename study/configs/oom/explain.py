@@ -21,6 +21,9 @@ EXACT = 1.02  # between the largest and the smallest size that a message may mea
 FROM_THE_HEAD = re.compile(r"\blm_head\(")
 IN_FP32 = re.compile(r"logits\.float\(\)")
 IN_AN_MLP = re.compile(r"mlp\.|down_proj|up_proj|act_fn|F\.gelu|F\.silu")
+# What configs call the dropout of attention, and the families that have one by transformers' defaults.
+DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout_rate")
+DROP_BY_DEFAULT = ("bert", "deberta-v2", "gpt2", "gpt_bigcode", "t5")
 
 
 @dataclass(frozen=True)
@@ -64,14 +67,27 @@ def fits_no_tensor(error: OomError, training: KnownTraining) -> str:
 
 def _filling(error: OomError, training: KnownTraining) -> str:
     """Return what the model states of a rank take, if that is most of the GPU; empty if not, or if it is not known."""
-    stage = papers.STAGES.get(training.arm)
-    if stage is None or not (error.total and training.ranks) or training.has_adapters:
+    stage, given = papers.STAGES.get(training.arm), training.described
+    total_bytes = error.total or training.gpu_bytes
+    if stage is None or not (total_bytes and training.ranks) or training.has_adapters:
         return ""
-    held = sum(papers.states_bytes(training.trained, stage, training.ranks).values())
+    precision, optimizer = given.precision or "bf16_cast", given.optimizer or "adamw"
+    held = sum(papers.states_bytes(training.trained, stage, training.ranks, precision, optimizer).values())
+    # Where a frame names another cause, it is none of them: ZeRO makes all states before any pass.
+    hinted = {*hinted_causes(error)}
+    is_of_states = hinted <= {"oom-optimizer", "oom-weights"} and (hinted or error.frames == [error.context])
+    is_too_large = held > total_bytes and is_of_states and not steps_ran(error, training)
     # Where less is allocated, they are not there yet, or are others than predicted.
-    if FILLING * error.total < held <= (error.allocated or held):
-        return f"{training.arm} on {training.ranks} ranks holds {binary_size(held)}"
+    if is_too_large or FILLING * total_bytes < held <= (error.allocated or held):
+        kind = f"in {given.precision or 'mixed precision'} with {given.optimizer or 'AdamW'}"
+        return f"{training.arm} on {training.ranks} ranks holds {binary_size(held)} before any activation, {kind}"
     return ""
+
+
+def steps_ran(error: OomError, training: KnownTraining) -> bool:
+    """Whether the log counts more than the micro-batches of one step, so that the peak of a step had room."""
+    passes = training.described.accumulation or 1
+    return training.settings.get("counted", 0) > passes and not makes_moments(error)
 
 
 def _sizes(error: OomError, training: KnownTraining) -> dict[str, str]:
@@ -146,6 +162,8 @@ def widths(cause: str, error: OomError, training: KnownTraining) -> Sequence[flo
             return (2,)
         if IN_FP32.search(error.traceback):
             return (4,)
+    if training.products == "fp32" and cause in ("oom-logits", "oom-padded", "oom-activations"):
+        return (4,)
     return rows()[cause].get("widths", WIDTHS)
 
 
@@ -171,6 +189,7 @@ def ranks_that_share(error: OomError, training: KnownTraining) -> int | None:
 
 def _allocations(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
     yield from _of_tokens(training)
+    yield from _of_attention(training, error)
     yield from _of_other_tokens(training, error)
     for name, elements in training.buckets.items():
         yield Allocation("oom-buckets", elements, f"{elements:,.0f} elements of {name}")
@@ -186,10 +205,31 @@ def _of_tokens(training: KnownTraining) -> Iterator[Allocation]:
     yield Allocation("oom-logits", tokens * training.vocabulary, f"{tokens:,} tokens x {training.vocabulary:,}")
     for width in (training.intermediate, training.hidden):
         yield Allocation("oom-activations", tokens * width, f"{tokens:,} tokens x {width:,}")
-    for heads in (training.side("num_attention_heads", "n_head"), 1):  # a mask has no heads
-        of_heads = f"{number_of(training.rows, 'sequences')} x {number_of(heads, 'heads')}"
-        factors = f"{of_heads} x {training.sequence:,} x {training.sequence:,} tokens"
-        yield Allocation("oom-attention", tokens * heads * training.sequence, factors)
+
+
+def _of_attention(training: KnownTraining, error: OomError) -> Iterator[Allocation]:
+    """Yield a mask, which has no heads, and what attention that is written out makes for each head.
+
+    A mask may be of bools. Scores are of no byte, but one remembers which were dropped, if the model drops any.
+    """
+    kernel, model = training.described.attention_kernel or "sdpa", training.model
+    is_written_out = "oom-attention" in hinted_causes(error) or (model and model.attention_taken(kernel) == "eager")
+    sequences, pairs = number_of(training.rows, "sequences"), f"{training.sequence:,} x {training.sequence:,} tokens"
+    elements, scores = training.rows * training.sequence**2, (4,) if training.products == "fp32" else WIDTHS
+    if is_written_out or not kernel.startswith("flash"):  # it reads which tokens are padding, and no pairs
+        yield Allocation("oom-attention", elements, f"{sequences} x {pairs}", (*scores, 1))
+    if model and is_written_out:
+        heads = training.side("num_attention_heads", "n_head", "num_heads", "decoder_attention_heads")
+        words = f"{sequences} x {number_of(heads, 'heads')} x {pairs}"
+        yield Allocation("oom-attention", elements * heads, words, (*scores, 1) if _drops_attention(model) else scores)
+
+
+def _drops_attention(model: Transformer) -> bool:
+    """Whether a training drops some of what tokens attend to, as far as the config or its family says it."""
+    if model.dropout is not None:
+        return model.dropout > 0
+    said = [model.dimensions[name] for name in DROPOUTS if name in model.dimensions]
+    return any(said) if said else model.dimensions.get("model_type") in DROP_BY_DEFAULT
 
 
 def tokens_of_logits(error: OomError, training: KnownTraining) -> int | None:
@@ -247,13 +287,14 @@ def _of_shorter_rows(training: KnownTraining, error: OomError) -> Iterator[Alloc
 def _of_optimizer(training: KnownTraining) -> Iterator[Allocation]:
     trained = training.trained
     if training.shards_states or not training.arm:
+        # FSDP1 makes one vector of a model without units.
         # ZeRO makes a rank's part of each state as one flat vector, in fp32 even for 16-bit weights. It is cloned from
         # the flat weights of that part (zero/stage_1_and_2.py:560), while deepspeed.initialize runs.
         ranks = training.ranks or 1
         yield Allocation("oom-optimizer", trained / ranks, f"{trained:,} parameters / {ranks} ranks")
-    if not training.shards_states:
+    if not training.arm:  # DDP's optimizer has a tensor for each weight
         yield Allocation("oom-optimizer", trained, f"{trained:,} parameters")
-    elif not training.has_adapters:  # they are no whole weight
+    elif training.shards_states and not training.has_adapters:  # they are no whole weight
         yield Allocation("oom-weights", trained, f"{trained:,} parameters")
 
 

@@ -18,7 +18,7 @@ from study.configs.oom.causes import (
 )
 from study.configs.oom.changes import BESIDE, Change, several_changes, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
-from study.configs.oom.explain import FILLING, ranks_that_share
+from study.configs.oom.explain import FILLING, ranks_that_share, steps_ran
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE, typed
 from study.configs.oom.training import Described, KnownTraining, prediction_of, reference_bytes
@@ -170,12 +170,6 @@ def _with_excess(
     return WhatFits(
         f"{words} With that on top {which[0].lower()}{which[1:]}", may_fit, is_in_pieces, is_too_large=is_too_large
     )
-
-
-def steps_ran(error: OomError, training: KnownTraining) -> bool:
-    """Whether the log counts more than the micro-batches of one step, so that the peak of a step had room."""
-    passes = training.described.accumulation or 1
-    return training.settings.get("counted", 0) > passes and not makes_moments(error)
 
 
 def with_activations_first(error: OomError, training: KnownTraining, causes: list[Cause]) -> list[Cause]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from study.configs.oom.causes import HINT, SIZE_FITS, UNUSED_SHARE, Cause
 from study.configs.oom.changes import BESIDE, IN_PIECES, RECOMPUTED, TOKENS, Change
-from study.configs.oom.explain import IN_FP32
-from study.configs.oom.fitting import WhatFits, named, predicted, steps_ran
+from study.configs.oom.explain import IN_FP32, steps_ran
+from study.configs.oom.fitting import WhatFits, named, predicted
 from study.configs.oom.means import in_its_words
 from study.configs.oom.reading import OomError
 from study.configs.oom.said import IN_ONE_PIECE, is_fsdp
