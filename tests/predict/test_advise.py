@@ -557,18 +557,21 @@ def test_why_an_arm_is_chosen_before_one_that_offloads_and_divides_less_or_is_fa
     assert "nearly" not in said("zero3_cpu", 3.0)
 
 
+SIMPLEST = "the simplest of the next fastest"
+
+
 @pytest.mark.parametrize(
     ("chosen", "other", "peak_bytes", "said"),
     [
-        (("zero2", 2.0), ("zero3", 3.0), 1e9, "the simplest of the next fastest: 1.5 times as long."),
+        (("zero2", 2.0), ("zero3", 3.0), 1e9, f"{SIMPLEST}: 1.5 times as long."),
         (
             ("zero2", 2.0),
             ("zero2_cpu", 1.6),
             1e9,
-            "1.3 times as fast, with offloading.",
+            f"{SIMPLEST}: 1.3 times as fast, with offloading.",
         ),
-        (("zero2", 2.0), ("zero3", 1.8), 1e9, "the simplest of the next fastest: 1.1 times as fast; zero2 is simpler."),
-        (("zero2", 2.0), ("zero3", 2.01), 1e9, "the simplest of the next fastest: as fast."),
+        (("zero2", 2.0), ("zero3", 1.8), 1e9, f"{SIMPLEST}: 1.1 times as fast; zero2 is simpler."),
+        (("zero2", 2.0), ("zero3", 2.01), 1e9, f"{SIMPLEST}: as fast."),
         (("zero3", 3.0), ("zero2", 2.0), 78e9, "1.5 times as fast, but it fits only just (73 of 80 GiB, and 1.5 GiB"),
         (("zero2_cpu", 2.0), ("zero3", 3.0), 1e9, "1.5 times as long, and without offloading, as published"),
     ],
