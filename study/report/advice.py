@@ -56,10 +56,6 @@ def enough(advice: Advice, batch: int | None) -> str:
     return f"{text}."
 
 
-def _keeps(row: Row) -> bool:
-    return row.fits and not row.offloads
-
-
 def in_words(advice: Advice) -> list[str]:
     """Return which arm to use, one alternative, and why; and what it warns of."""
     question = advice.question
@@ -78,7 +74,8 @@ def in_words(advice: Advice) -> list[str]:
     in_ddp = [row for row in (choice, advice.alternative) if row and row.arm == "ddp"]
     lines += [note for row in in_ddp for note in bucket_note(training_of(question, row))]
     lines += spared(advice)
-    if choice.offloads and question.gpus > 1 and not advice.ways_out and not any(_keeps(row) for row in advice.rows):
+    all_offload = all(row.offloads for row in advice.rows if row.fits)
+    if all_offload and question.gpus > 1 and not advice.ways_out:
         lines.append(finding("parallelism_not_tried").said)
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
