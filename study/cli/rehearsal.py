@@ -138,7 +138,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
     say_wrapped(*engines.in_words(files | {"the command": command}))
     faults = show_known(folder, answer.releases)
     may_hang = show_ranks(request, answer, folder)
-    fine = not (may_hang or faults or any(not each["may_be"] for each in shown["findings"]))
+    fine = not (may_hang or faults or shown["remarks"] or any(not each["may_be"] for each in shown["findings"]))
     return shown | {"fine": fine, "faults": faults, "tried": [asdict(row) for row in rows]}
 
 
