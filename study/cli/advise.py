@@ -35,7 +35,8 @@ def advise(
 ) -> dict:
     """Recommend an arm for a model on your GPUs. Nothing is run.
 
-    Without --gpus, the fewest GPUs of this kind are looked for that hold the training.
+    Without --gpus, the fewest GPUs of this kind are looked for that hold the training with room. Each number of a node
+    is tried, then whole nodes, up to 64 GPUs.
 
     With --json: all that was compared, to the byte. Example: `study advise --model gpt2-xl --gpus 8 --gpu H100`
 
@@ -85,7 +86,7 @@ def advise(
 
 
 def advice_on(shape: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags) -> Advice:
-    """Return the advice for so many GPUs, or for the fewest that hold the training."""
+    """Return the advice for so many GPUs, or for the fewest that hold the training with room."""
     if training.gpus is not None:
         return recommend(Question.of(shape, training, place, step))
     if advice := fewest(shape, training, place, step):
@@ -102,7 +103,7 @@ def instead(advice: Advice, training: TrainingFlags, place: PlaceFlags, step: St
     shape = advice.question.model
     if choice := advice.choice:
         return answer.recompute_note(choice.checkpointing, shape, arms.load_arm(choice.arm).stage)
-    if larger := fewest(shape, training, place, step, 2 * advice.question.gpus):  # by powers of two
+    if larger := fewest(shape, training, place, step, beyond=advice.question.gpus):
         return [answer.enough(larger, step.batch)]
     return answer.no_way_out(advice)
 
@@ -112,6 +113,8 @@ def show_details(advice: Advice, detail: str, is_default_batch: bool) -> None:
     say_wrapped(*rows.throughputs(advice))
     if detail:
         say_wrapped("", f"In detail: {detail}", indent="  ")
+    if advice.with_offloading or advice.only_just:
+        say_wrapped("", f"Tried: each number of GPUs of a node, then whole nodes, up to {MOST_GPUS} GPUs.", indent="  ")
     say("", "Predicted for:")
     say_wrapped(*accuracy.assumptions(advice.question), indent="  ", first="- ")
     say_wrapped("", *accuracy.of_steps(advice, is_default_batch), "", *accuracy.accuracy(), indent="  ")

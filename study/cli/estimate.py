@@ -9,7 +9,7 @@ import tyro
 
 from study.configs import sources
 from study.configs.mistakes import unusable
-from study.configs.oom.optimizers import UNSAID, optimizer_of
+from study.configs.oom.optimizers import optimizer_of
 from study.configs.oom.said import PRECISIONS, config_settings, of_deepspeed, typed, understood
 from study.core import arms, optimizers
 from study.core.errors import Stop, refuse_beyond
@@ -160,6 +160,12 @@ def estimate(
     passes = replace(passes, **{name: value for name, value in read.items() if name in vars(passes)})
     homes = read.get("homes")
     arm = with_homes(arms.load_arm(passes.arm, of_a_run=True), homes)
+    # A plain loop's torch.optim.AdamW is foreach on CUDA, of FSDP2's DTensors as well (torch 2.13, optim/optimizer.py,
+    # _default_to_fused_or_foreach; distributed/tensor/__init__.py). A Trainer's is fused with torch 2.8 or later
+    # (transformers 5.23, training_args.py, default_optim). A config does not say which it is: the larger counts.
+    is_unsaid = bool(read) and training.optimizer is None and arm.offload_optimizer == "none"
+    if is_unsaid:
+        training = replace(training, optimizer="foreach")
     # The predictor would give numbers for what the library refuses to train.
     precision = training.precision or usual_precision(arm)
     if stop := optimizers.refusal(arm, training.optimizer or "adamw", precision):
@@ -177,7 +183,7 @@ def estimate(
         words = [typed(name, value) for name, value in read.items() if name not in ("homes", "deepspeed", "why")]
         why = f", the optimizer by {read['why']}" if "why" in read else ""
         notes.append(f"Read from {config}: {', '.join(words)}{why}.")
-        notes += foreach_note(ours) if training.optimizer is None and arm.offload_optimizer == "none" else []
+        notes += fused_note(ours) if is_unsaid else []
         notes += of_homes(homes)
     of_engine = read.get("deepspeed") or arm.deepspeed or {}
     notes += deepspeed_keys.in_words(of_engine, arm.stage, is_arm="deepspeed" not in read)
@@ -202,11 +208,12 @@ def estimate(
     return in_json(needs) | asked | {"model_states": states, "notes": notes, "fine": is_fine}
 
 
-def foreach_note(training: Training) -> list[str]:
-    """Return which optimizer was taken, and what PyTorch's default needs."""
-    # torch 2.13 adds DTensor to `_foreach_supported_types` (torch/distributed/tensor/__init__.py): FSDP2 as well.
-    needs = size(Prediction.of(replace(training, optimizer="foreach")).memory.peak_bytes)
-    return [f"Taken: {UNSAID}. With --optimizer foreach it needs {needs}."]
+def fused_note(training: Training) -> list[str]:
+    """Return which optimizer was taken, and what the Trainer's needs."""
+    needs = size(Prediction.of(replace(training, optimizer="adamw")).memory.peak_bytes)
+    taken = "Taken: --optimizer foreach (nobody says it; it is PyTorch's AdamW without fused=True)"
+    other = "With --optimizer adamw, which is fused, as the Trainer's is with torch 2.8 or later"
+    return [f"{taken}. {other}, it needs {needs}."]
 
 
 def of_homes(homes: tuple[str, str] | None) -> list[str]:

@@ -309,7 +309,11 @@ def _ask(
     is_given = training.described.config is not None or (named_config and Path(named_config[1]).name in files)
     if named_config and not is_given:
         say_wrapped("", f"The text names {named_config[1]}: with --config {named_config[1]} its settings count.")
-    if training.model is None:
+    if training.model is None and (altered := training.settings.get("altered")):
+        say_wrapped(
+            "", f"The model is {altered}: its tensors are not known. Give --model and a folder with its config.json."
+        )
+    elif training.model is None:
         say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
     elif not (training.has_adapters or training.says_all_train or has_none):
         say_wrapped("", "If only adapters train, give --lora-rank as well.")

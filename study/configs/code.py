@@ -19,7 +19,7 @@ SETS = re.compile(
     r"(?i:(?<!generation)(?<!statedict)(?:config|arguments|args|cfg|plugin|kwargs|strategy|trainer|training|settings)$)"
     r"|^(?:Accelerator|FSDP|FullyShardedDataParallel|fully_shard|CPUOffload|MixedPrecision\w*|DDP|DeepSpeedEngine"
     r"|DistributedDataParallel|DataLoader|GradScaler|autocast|checkpoint|initialize|pipeline|compile|prepare\w*"
-    r"|from_(?:pretrained|config)|get_peft_model|gradient_checkpointing_enable|apply_liger_\w+|clip_grad_\w+"
+    r"|from_(?:pretrained|config)|for_model|get_peft_model|gradient_checkpointing_enable|apply_liger_\w+|clip_grad_\w+"
     r"|dict|partial|replace|set_defaults|\w*launcher|init_process_group|\w*(?i:tok|tokenizer|adam\w*|sgd|lion|muon))$"
 )
 COMMAND = re.compile(r"\bcommand\b")  # a decorator of typer or click, whose arguments are the script's

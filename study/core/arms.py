@@ -305,6 +305,8 @@ def _path_of(name: str) -> Path:
         remedy = nearest(
             of_stage(name), all_paths(), otherwise=f"choose one of {', '.join(all_paths())}, or give a .yaml file"
         )
+        if "," in name:
+            remedy = "give one arm at a time"
         if here := [path for path in (Path(f"{name}.yaml"), FOLDER / f"{name}.yaml") if is_local(str(path))]:
             remedy = f"to give a file, write its path: {here[0]}"
         raise Stop(f"{name!r} is not an arm", remedy)

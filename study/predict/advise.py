@@ -98,7 +98,14 @@ class Advice:
     choice: Row | None  # None: nothing fits
     alternative: Row | None  # what would be the choice without it, or what fits only just, but faster or on the GPUs
     ways_out: tuple[tuple[str, Row], ...] = ()  # where it offloads: options that need none. Else: options that fit
-    fewest_gpus: int | None = None  # that are enough with offloading, if GPUs were looked for
+    # If GPUs were looked for: the fewest with which offloading fits, and those with which something else does, at least
+    # only just.
+    with_offloading: int | None = None
+    only_just: int | None = None
+
+    @property
+    def keeps_with_room(self) -> bool:  # whether an arm needs neither offloading nor an accurate prediction
+        return any(row.fits and not row.offloads and not row.is_tight for row in self.rows)
 
 
 def advise(question: Question) -> Advice:
@@ -212,23 +219,33 @@ def training_of(question: Question, row: Row) -> Training:
 
 
 def fewest(
-    model: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags, least: int = 1
+    model: Transformer, training: TrainingFlags, place: PlaceFlags, step: StepFlags, beyond: int = 0
 ) -> Advice | None:
-    """The advice for the fewest GPUs that can keep the states, from `least` on by powers of two. None: no number.
+    """The advice for the fewest GPUs that keep the states and leave room: of those of a node, then of whole nodes.
 
-    If none can, it is that for the fewest that are enough with offloading. A batch is rounded up to a multiple of them.
+    If none do, it is that for the fewest that are enough otherwise. None: no number is. A batch is rounded up to a
+    multiple of them.
     """
-    first = None
-    while least <= (1 if place.optimizer_in_backward else MOST_GPUS):
-        rows = None if step.batch is None else ceil(step.batch / least) * least
-        question = Question.of(model, replace(training, gpus=least), place, replace(step, batch=rows))
+    most = 1 if place.optimizer_in_backward else MOST_GPUS
+    per_node = place.gpus_per_node or Question.of(model, replace(training, gpus=1), place).gpu.per_node
+    advice = first = None
+    counts: dict[bool, int] = {}  # the fewest with offloading, and those without it
+    for gpus in (gpus for gpus in range(beyond + 1, most + 1) if gpus <= per_node or gpus % per_node == 0):
+        rows = None if step.batch is None else ceil(step.batch / gpus) * gpus
+        question = Question.of(model, replace(training, gpus=gpus), place, replace(step, batch=rows))
         fitting = [arm for arm in one_by_one(_arms(question), "arm") if _fits_somehow(question, arm)]
+        offloading = {arm.offload_optimizer != "none" for arm in fitting}
+        for each in offloading:
+            counts.setdefault(each, gpus)
         if fitting:
             first = first or question
-            if any(arm.offload_optimizer == "none" for arm in fitting):
-                return replace(advise(question), fewest_gpus=first.gpus)
-        least *= 2
-    return advise(first) if first else None
+        if False in offloading:
+            advice = advise(question)
+            if advice.keeps_with_room:
+                break
+    else:
+        advice = advise(first) if first else None
+    return advice and replace(advice, with_offloading=counts.get(True), only_just=counts.get(False))
 
 
 def _arms(question: Question) -> list[Arm]:

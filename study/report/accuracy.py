@@ -96,9 +96,9 @@ LIMITS = {"gpu": "the GPU is the limit", "host": "the host is the limit", "links
 
 
 def in_a_line(has_seconds: bool) -> str:
-    """Return in one plain sentence how far off others' trainings were, and where all figures stand."""
-    steps = ", and in an outside check half of the steps a third or more off" if has_seconds else ""
-    return f"Of others' peaks a third were more than 10% above the prediction{steps}: reports/answers/fit.md."
+    """Return in plain sentences how far off others' trainings were, and where all figures stand."""
+    steps = " Half of their steps were a third or more off, in an outside check." if has_seconds else ""
+    return f"A third of others' peaks were more than 10% above the prediction.{steps} More: reports/answers/fit.md."
 
 
 def accuracy() -> list[str]:

@@ -41,21 +41,19 @@ ALIKE = 0.05  # of a peak: less apart is less than predictions can tell
 
 
 def enough(advice: Advice, batch: int | None) -> str:
-    """`Enough: 4 x A6000. With offloading 2 are enough.` Or, where it is needed: `64 x H100 with offloading.`"""
-    question = advice.question
-    text = f"Enough: {question.gpus} x {question.gpu.kind}"
-    if not any(map(_keeps, advice.rows)):
+    """`Enough: 4 x A6000. Without offloading 3 fit only just. With offloading 2 are enough.`"""
+    question, found = advice.question, advice.question.gpus
+    text = f"Enough: {found} x {question.gpu.kind}"
+    offloads = bool(advice.choice and advice.choice.offloads and not advice.keeps_with_room)
+    if offloads:
         text += " with offloading"
     if batch not in (None, question.batch):
         text += f", with --batch {question.batch}"
-    fewer = advice.fewest_gpus
-    if fewer in (None, question.gpus):
-        return f"{text}."
-    return f"{text}. With offloading {fewer} {'is' if fewer == 1 else 'are'} enough."
-
-
-def _keeps(row: Row) -> bool:
-    return row.fits and not row.offloads
+    if advice.only_just and (offloads or advice.only_just != found):
+        text += f". Without offloading {advice.only_just} {'fits' if advice.only_just == 1 else 'fit'} only just"
+    if advice.with_offloading and advice.with_offloading < found:
+        text += f". With offloading {advice.with_offloading} {'is' if advice.with_offloading == 1 else 'are'} enough"
+    return f"{text}."
 
 
 def in_words(advice: Advice) -> list[str]:
@@ -76,7 +74,8 @@ def in_words(advice: Advice) -> list[str]:
     in_ddp = [row for row in (choice, advice.alternative) if row and row.arm == "ddp"]
     lines += [note for row in in_ddp for note in bucket_note(training_of(question, row))]
     lines += spared(advice)
-    if choice.offloads and question.gpus > 1 and not advice.ways_out and not any(_keeps(row) for row in advice.rows):
+    all_offload = all(row.offloads for row in advice.rows if row.fits)
+    if all_offload and question.gpus > 1 and not advice.ways_out:
         lines.append(finding("parallelism_not_tried").said)
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [

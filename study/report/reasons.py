@@ -104,4 +104,4 @@ def why_second(other: Row, choice: Row) -> str:
         reason += f", but it fits only just ({why_tight(other)})"
     if longer < 1 and reason != "as fast" and not (keeps_all or just):  # why it is not the choice
         reason += ", with offloading" if other.offloads and not choice.offloads else f"; {choice.arm} is simpler"
-    return reason if keeps_all or just else f"the next best: {reason}"
+    return reason if keeps_all or just else f"the simplest of the next fastest: {reason}"

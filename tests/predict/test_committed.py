@@ -267,7 +267,7 @@ def test_an_advice_reads_few_tapes(monkeypatch):
     transformer.traced.cache_clear()
     Prediction.of.cache_clear()
     flags = TrainingFlags(), PlaceFlags(gpu="H100"), StepFlags()
-    assert fewest(named("llama3-70b", lora_rank=16), *flags).fewest_gpus == 1
+    assert fewest(named("llama3-70b", lora_rank=16), *flags).with_offloading == 1
     assert len(read) <= 23
 
 

@@ -163,7 +163,7 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(text)] or None
     said["output"] = kept_output(text)
     about = told(text)
-    said["model"] = about.model
+    said |= {"model": about.model, "altered": about.altered or None}
     if about.model is None:  # of an unknown one at least the logits have their size
         said["vocabulary"] = only({shape.get("vocab_size") for shape in printed_shapes(text)})
     said["counted"] = counted(pasted.log) or None

@@ -27,6 +27,18 @@ LAYERS = re.compile(r"transformer_layer_cls_to_wrap[\"']?[ \t]*[:= ][ \t]*\[?[\"
 CACHED = re.compile(r"\bmodels--[\w.-]+?--([\w.-]+)")
 # The width, by which a config is known to be that of a model.
 WIDTHS = ("hidden_size", "n_embd", "d_model")
+# Sizes as a script or a launch command gives them, by the name of configs and by that of GPT-2's or T5's, which both
+# take (attribute_map, transformers/configuration_utils.py). `=`: a printed config has `:`, and may be of another model.
+OTHER_NAMES = {
+    "n_layer": "num_hidden_layers",
+    "num_layers": "num_hidden_layers",
+    "n_embd": "hidden_size",
+    "d_model": "hidden_size",
+    "n_inner": "intermediate_size",
+}
+GIVEN_SIZE = re.compile(
+    rf"(?<!\w)({'|'.join(OTHER_NAMES)}|num_hidden_layers|hidden_size|intermediate_size|vocab_size) ?= ?(\d+)\b"
+)
 LEAST_ALIKE = 4  # numbers of a model's config that a printed one must have
 BILLIONS = re.compile(r"(?a)(?<![\w.])(?:[\w.-]{0,60}-)?(\d{1,3}(?:\.\d{1,2})?) ?[bB](?![a-zA-Z0-9.])")
 # As PEFT, trainers and people print it: "all params: 8,030,261,248", "Total parameters: 6243584000".
@@ -52,6 +64,7 @@ class Told:
     parameters: float | None
     gpu_bytes: int | None
     gpu: str | None
+    altered: str = ""  # the model that a text names, and the sizes that it gives it instead of the model's own
 
     @property
     def size(self) -> str:
@@ -65,7 +78,10 @@ def told(text: str) -> Told:
     """Read a model, its size and GPUs out of a text."""
     gpus = _gpus(text)
     with_memory = {each.partition("-")[0] for each in gpus if "-" in each}
-    return Told(_model(text), _parameters(text), _gpu_bytes(text, gpus), only(gpus - with_memory))
+    model, altered = _model(text), ""
+    if sizes := _other_sizes(model, text):
+        model, altered = None, f"{model} with {', '.join(sizes)}"
+    return Told(model, _parameters(text, altered), _gpu_bytes(text, gpus), only(gpus - with_memory), altered)
 
 
 def _model(text: str) -> str | None:
@@ -76,6 +92,13 @@ def _model(text: str) -> str | None:
     if model := only({*filter(None, map(_of_shape, printed_shapes(text)))}):
         return model
     return only({*filter(None, (model_of_name(name.strip("./-")) for name in {*MODEL.findall(text)}))})
+
+
+def _other_sizes(model: str | None, text: str) -> list[str]:
+    """Return the sizes that a text gives a model, and that are not those of the model of this name."""
+    own = {OTHER_NAMES.get(name, name): size for name, size in models().get(model or "", {}).items()}
+    given = dict.fromkeys(GIVEN_SIZE.findall(re.sub(r"#[^\n]*", "", text)))
+    return [f"{name}={size}" for name, size in given if own.get(OTHER_NAMES.get(name, name), int(size)) != int(size)]
 
 
 def printed_shapes(text: str) -> list[dict[str, Any]]:
@@ -93,12 +116,12 @@ def _of_shape(printed: dict[str, Any]) -> str | None:
     return found
 
 
-def _parameters(text: str) -> float | None:
-    """Return the parameters that are counted in a text, or those that a person writes in billions."""
+def _parameters(text: str, altered: str) -> float | None:
+    """Return the parameters that are counted in a text, or those that a person writes in billions of an own model."""
     counted = [int(each.replace(",", "")) for each in COUNTED.findall(text)]
     if counted and not QUANTIZED.search(text):  # of which several are in one element
         return max(counted)  # of all, beside those that train
-    return only({1e9 * float(each) for each in BILLIONS.findall(text)})
+    return None if altered else only({1e9 * float(each) for each in BILLIONS.findall(text)})
 
 
 def _gpus(text: str) -> set[str]:

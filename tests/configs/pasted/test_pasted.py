@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from study.cli import diagnosis, pasted
+from study.configs.code import that_counts
 from study.configs.oom.by_text import by_text
 from study.configs.pasted import (
     condense,
@@ -1675,3 +1676,26 @@ def test_a_cause_that_the_text_names_is_told(text, id):
 )
 def test_a_loss_that_stands_still_is_no_hang(words, is_hang):
     assert ("hang" in answer(words).seen) is is_hang
+
+
+# Sizes beside the name of a model, as scripts and launch commands give them, and whether it is the model of that name.
+SIZED = [
+    ('cfg = AutoConfig.for_model("gpt2", n_layer=4, n_embd=256)', "gpt2 with n_layer=4, n_embd=256"),
+    ('AutoTokenizer.from_pretrained("gpt2")\nGPT2LMHeadModel(GPT2Config(n_layer=4))', "gpt2 with n_layer=4"),
+    ('AutoConfig.from_pretrained("gpt2", num_hidden_layers=2)', "gpt2 with num_hidden_layers=2"),
+    ('AutoModel.from_pretrained("Qwen/Qwen2.5-7B", num_hidden_layers=2)', "qwen2.5-7b with num_hidden_layers=2"),
+    ('c = AutoConfig.from_pretrained("Qwen/Qwen2.5-7B")\nc.hidden_size = 512', "qwen2.5-7b with hidden_size=512"),
+    ("run_clm.py --model_name_or_path gpt2 --config_overrides n_embd=1024,n_layer=24", "gpt2 with n_embd=1024, n_la"),
+    ('AutoConfig.from_pretrained("gpt2", n_layer=12, vocab_size=50257)', ""),
+    ('model = AutoModel.from_pretrained("gpt2")\nhead = Head(hidden_size=64)', ""),
+    ('model = AutoModel.from_pretrained("gpt2")  # was n_layer=4', ""),
+]
+
+
+@pytest.mark.parametrize(("script", "altered"), SIZED)
+def test_a_model_with_other_sizes_is_not_that_of_its_name(script, altered):
+    """Such a script was predicted as the whole model, and the log was said to differ."""
+    about = of_model(that_counts(script))
+    assert (about.model is None, about.parameters) == (bool(altered), None)
+    assert about.altered.startswith(altered)
+    assert bool(about.altered) == bool(altered)
