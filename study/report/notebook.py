@@ -96,13 +96,17 @@ class Book:
         say(f"The same everywhere: {', '.join(same) or 'nothing'}.")
 
     def seconds(self, chosen: Runs, name: str, protocol: str) -> None:
-        """Show the seconds of a step on a GPU. Those of a CPU say nothing about one, so they are not shown."""
-        rows = pd.DataFrame(compare(chosen.select(device="cuda", virtual=False)).rows)
-        if len(rows):
-            return self.table(rows, name)
-        ours = f"`study compare {ON_A_GPU[protocol]}` prints some that are kept."
-        yours = f"On a machine with a GPU, `study sweep {protocol} --runs {self.own}` makes yours."
-        return say(f"> **Needs a GPU:** the table “{name}”. {ours} {yours}")
+        """Show the seconds of a step on a GPU, or kept ones. Those of a CPU say nothing about one."""
+        on_a_gpu = chosen.select(device="cuda", virtual=False)
+        folder = ROOT / ON_A_GPU[protocol]
+        if not on_a_gpu.done:
+            yours = f"On a machine with a GPU, `study sweep {protocol} --runs {self.own}` makes yours."
+            if not folder.is_dir():  # a wheel has no records
+                return say(f"> **Needs a GPU:** the table “{name}”. {yours}")
+            on_a_gpu = records.load([folder]).select(device="cuda", virtual=False)
+            kind = " and ".join(sorted({each["devices"] for each in on_a_gpu.environments.values()}))
+            say(f"> **Kept records:** no run here is of a GPU. These are of {ON_A_GPU[protocol]}, from {kind}. {yours}")
+        return self.table(pd.DataFrame(compare(on_a_gpu).rows), name)
 
     def figures(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
         """Draw one figure for each of the two groups with the most arms, or say which command makes them."""

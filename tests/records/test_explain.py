@@ -82,8 +82,8 @@ EITHER = "activations or temporaries"
 
 def test_an_older_record_of_deepspeed_does_not_say_which_are_activations():
     """Llama-3-8B with stage 3 had 6 GB of them by its record: the update's copies, but for 36 bytes."""
-    of_a_large_part = ZERO2 | {"master": 13 * MB}
-    rows = {row["component"]: row for row in peaks(run("ddp", DDP, version=3), run("zero2", of_a_large_part, version=3))}
+    zero2 = run("zero2", ZERO2 | {"master": 13 * MB}, version=3)
+    rows = {row["component"]: row for row in peaks(run("ddp", DDP, version=3), zero2)}
     assert rows.keys() == {*DDP, *ZERO2, EITHER} - {"activations", "temporaries"}
     assert (rows[EITHER]["first"], rows[EITHER]["second"]) == (25 * MB, 28 * MB)
     assert reasons([rows[EITHER]]) == [f"{EITHER}: {REASONS[EITHER]}"]

@@ -153,15 +153,21 @@ def test_no_command_that_is_shown_writes_into_the_kept_records(name):
 
 
 @pytest.mark.parametrize("protocol", notebook.ON_A_GPU)
-def test_what_needs_a_gpu_names_kept_runs_of_one(protocol, tmp_path, monkeypatch):
-    said = []
+def test_without_a_gpu_kept_seconds_are_shown_and_labelled(protocol, tmp_path, monkeypatch):
+    said, shown = [], []
     monkeypatch.setattr(notebook, "say", said.append)
+    monkeypatch.setattr(Book, "table", lambda _, rows, name: shown.append(rows))
     book = Book("compare", str(tmp_path))
     book.seconds(book.runs, "seconds", protocol)
-    (folder,) = re.findall("`study compare (.*?)`", said[-1])
-    assert len(records.load([ROOT / folder]).select(device="cuda").done) >= 2
-    assert said[-1].startswith("> **Needs a GPU:** the table “seconds”.")
+    assert said[-1].startswith("> **Kept records:** no run here is of a GPU.")
+    assert re.search(rf"These are of {notebook.ON_A_GPU[protocol]}, from 1 x NVIDIA H[12]00", said[-1])
     assert f"`study sweep {protocol} --runs {tmp_path}`" in said[-1]
+    assert len(shown[0]) >= 2
+    assert shown[0]["s/step"].notna().all()
+    monkeypatch.setattr(notebook, "ROOT", tmp_path)  # as in a wheel
+    book.seconds(book.runs, "seconds", protocol)
+    assert said[-1].startswith("> **Needs a GPU:** the table “seconds”.")
+    assert len(shown) == 1
 
 
 def test_new_runs_go_where_the_notebook_looks_and_never_into_the_kept_records(tmp_path, monkeypatch):
