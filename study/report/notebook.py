@@ -32,6 +32,7 @@ ON_A_GPU = {  # what is kept of these protocols from a GPU, for readers who have
     "guelph": "reports/h200/runs/guelph",
     "colab": "reports/h200/runs/guelph",
 }
+BESIDE_SECONDS = ["task", "train_rows", "eval_rows", "seeds", "peak MB", "peak of", "loss", "eval loss"]
 ENDS = {"oom": "out of memory", "timeout": "out of time"}  # of a run that is not done, where its status says little
 DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 
@@ -106,7 +107,8 @@ class Book:
             on_a_gpu = records.load([folder]).select(device="cuda", virtual=False)
             kind = " and ".join(sorted({each["devices"] for each in on_a_gpu.environments.values()}))
             say(f"> **Kept records:** no run here is of a GPU. These are of {ON_A_GPU[protocol]}, from {kind}. {yours}")
-        return self.table(pd.DataFrame(compare(on_a_gpu).rows), name)
+        rows = pd.DataFrame(compare(on_a_gpu).rows).drop(columns=BESIDE_SECONDS, errors="ignore")
+        return self.table(rows.dropna(axis=1, how="all"), name)
 
     def figures(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
         """Draw one figure for each of the two groups with the most arms, or say which command makes them."""

@@ -135,7 +135,7 @@ function found(cards, typed, byHead) {
   const name = phrase[0].toLowerCase().replace(/^the /, "");
   const named = / (paper|article)$/.test(name) ? cards.filter((card) => {
     const { called } = card.closest("[data-document]").dataset;
-    return called?.match(pattern(name))?.[0] === called;
+    return called && called.match(pattern(name))?.[0] === called;
   }) : [];
   if (named.length) return named.filter((card) => !card.closest(".asides"));
   const titled = words.length > 2 ? having(phrase, ["about"]) : [];
