@@ -156,7 +156,7 @@ def test_zero_by_hand_shows_of_the_last_two_files_what_they_change(site):
     whole = (site / "by_hand.html").read_text()
     page = html.unescape(re.sub("<.*?>", "", whole[whole.index('<h2 id="one_process.py">') :]))
     shown = {name: page.partition(f"{name}.py\n")[2] for name in report.BY_HAND}
-    assert shown["stage2"].startswith("\nThe one idea: each gradient is reduce-scattered")
+    assert shown["stage2"].startswith("The one idea: each gradient is reduce-scattered")
     assert "Beside stage1.py:\n@@" in shown["stage2"]
     assert not re.search(r'\n-(class|""")', page), "neither names nor docstrings"
     assert "\n+        weight.register_post_accumulate_grad_hook(self.reduce)" in shown["stage2"]
