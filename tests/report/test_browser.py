@@ -209,7 +209,7 @@ WORDS = (
         "banana",
         "DeepSpeed 0.19.8",
     ),
-    *("ZeRO paper", "the FSDP paper", "ZeRO++ paper", "first article", "ZeRO papers"),
+    *("ZeRO paper", "the FSDP paper", "ZeRO++ paper", "first article"),
     *("activ", "activation", "activations", "checkpoint", "offload", "offloading", "batches", "quantiz"),
     *("quantize", "quantization", "checkpoints", "8-bit", "Table 1", "trillion", "optimization"),
 )
