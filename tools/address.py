@@ -8,15 +8,15 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it: notebooks have none then
+UNKNOWN = "https://github.com/OWNER/zero-study"  # until somebody publishes it, where a reader does not type it
 # By file: the line that has the address, as a pattern around it.
 PLACES = {
     "pyproject.toml": r'(Source = ")[^"]+',
     "README.md": r"(git clone )\S+",
-    "GUIDE.md": r"(ADDRESS=)\S+",
+    "GUIDE.md": r'(ADDRESS=")[^"]*',
     "examples/kubernetes.yaml": r"(git clone )\S+",
     ".pre-commit-hooks.yaml": r"(repo: )[^\s,]+",
-    "CITATION.cff": r"(repository-code: )\S+",
+    "CITATION.cff": r"(?:# )?(repository-code: ).+",
     "notebooks/by_hand.ipynb": r'("source = \\")[^"\\]*',
     "notebooks/colab.ipynb": r'("source = \\")[^"\\]*',
 }

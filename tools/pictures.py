@@ -65,6 +65,9 @@ def of_memory(runs: Runs, ink: str = INK) -> Figure:
             ax.barh(place, size_gb, 0.5, end_gb, color=style.PARTS[part], label="" if place else label, **style.EDGE)
             end_gb += size_gb
         ax.text(end_gb + 2, place, f"{end_gb:.0f} GB", color=ink, fontsize=13, fontweight="bold", va="center")
+    usual_gb = sum(sizes["ddp", part] for part in ("weights", "gradients", "optimizer"))
+    ax.plot([usual_gb] * 2, [-0.25, 0.32], color=ink, linewidth=1)
+    ax.text(usual_gb - 2, 0.41, f"{usual_gb:.0f}: 16 bytes a parameter", color=ink, fontsize=9, ha="right")
     ax.set(xlim=(0, 190), ylim=(len(STAGES) + 0.4, -0.8))
     ax.legend(loc="lower right", labelcolor=ink)
     return drawing

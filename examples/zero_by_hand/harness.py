@@ -1,8 +1,11 @@
 """Starts the five files, counts what they hold, and prints it beside one process. To understand ZeRO, read those."""
 
 import argparse
+import json
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -51,6 +54,8 @@ class Parser(argparse.ArgumentParser):
             super().error(message)
         if os.environ["RANK"] == "0":
             print(message, flush=True)
+            if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun ends with what this says
+                Path(file).write_text(json.dumps({"message": message, "timestamp": int(time.time())}))
             sys.exit(2)
         sys.exit(0)  # another code here might end the first rank before it speaks
 

@@ -169,6 +169,7 @@ def list_claims(chosen: Sequence[Found]) -> None:
     for text in texts.texts():
         if [*text.claim] != chosen:
             continue
+        say("", f"The {text.called} is {text.document}: study claims {text.document}")
         if text.findings:
             times = number_of(len(text.findings), "times")
             say_wrapped("", f"It contradicts itself {times}: study claims {text.document} contradictions.")

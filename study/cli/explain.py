@@ -69,6 +69,8 @@ def explain(
                 also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
             if row and row["kind"] == "word" and (why := REASONS.get(id.strip("[]"))):
                 also = [f"Of a rank's memory: {why}.", *also]
+            if row and search.is_name(id):
+                also.append(f"Its claims: study claims {id}")
             for each in rows:
                 say_wrapped(f"{each['id']}: {each['sentence'].rstrip('.')}.", NEXT[each["kind"]], *also, "")
             answers += rows

@@ -184,7 +184,12 @@ def _filters(tokens: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _titled(phrase: str) -> set[str]:
-    """The documents that have these words in what a catalogue has of them, if they are enough for a title."""
+    """The document that is called so, or those that a catalogue has these words of, if they are enough for a title."""
+    called = phrase.lower().removeprefix("the ")
+    if called.endswith((" paper", " article")):
+        named = {text.document for text in texts() if _pattern(called).fullmatch(text.called)}
+        if named:
+            return named
     title = _pattern(phrase) if len(phrase.split()) >= WORDS_OF_A_TITLE else None
     return {text.document for text in texts() if title and title.search(text.about)}
 

@@ -33,6 +33,9 @@ COUNTED = (
 )
 
 
+ORDINALS = ("first", "second", "third", "fourth")
+
+
 def source_of(document: str) -> str:
     return "articles" if document.startswith("S") else "papers"
 
@@ -183,6 +186,13 @@ class Text(BaseModel):
         """What a library's catalogue has of it."""
         papers = " ".join(f"arXiv {number}" for number in ARXIV.findall(self.address))
         return f"{self.document} {self.title} {self.authors} {papers}"
+
+    @property
+    def called(self) -> str:
+        """How people name it: the ZeRO paper, the first article."""
+        if source_of(self.document) == "papers":
+            return f"{self.title.partition(':')[0].removeprefix('PyTorch ')} paper"
+        return f"{ORDINALS[int(self.document[1:])]} article"
 
     @property
     def cited(self) -> str:

@@ -32,6 +32,7 @@ ON_A_GPU = {  # what is kept of these protocols from a GPU, for readers who have
     "guelph": "reports/h200/runs/guelph",
     "colab": "reports/h200/runs/guelph",
 }
+BESIDE_SECONDS = ["task", "train_rows", "eval_rows", "seeds", "peak MB", "peak of", "loss", "eval loss"]
 ENDS = {"oom": "out of memory", "timeout": "out of time"}  # of a run that is not done, where its status says little
 DEFAULT = "runs"  # of the parameter; a newcomer has no such folder
 
@@ -96,13 +97,18 @@ class Book:
         say(f"The same everywhere: {', '.join(same) or 'nothing'}.")
 
     def seconds(self, chosen: Runs, name: str, protocol: str) -> None:
-        """Show the seconds of a step on a GPU. Those of a CPU say nothing about one, so they are not shown."""
-        rows = pd.DataFrame(compare(chosen.select(device="cuda", virtual=False)).rows)
-        if len(rows):
-            return self.table(rows, name)
-        ours = f"`study compare {ON_A_GPU[protocol]}` prints some that are kept."
-        yours = f"On a machine with a GPU, `study sweep {protocol} --runs {self.own}` makes yours."
-        return say(f"> **Needs a GPU:** the table “{name}”. {ours} {yours}")
+        """Show the seconds of a step on a GPU, or kept ones. Those of a CPU say nothing about one."""
+        on_a_gpu = chosen.select(device="cuda", virtual=False)
+        folder = ROOT / ON_A_GPU[protocol]
+        if not on_a_gpu.done:
+            yours = f"On a machine with a GPU, `study sweep {protocol} --runs {self.own}` makes yours."
+            if not folder.is_dir():  # a wheel has no records
+                return say(f"> **Needs a GPU:** the table “{name}”. {yours}")
+            on_a_gpu = records.load([folder]).select(device="cuda", virtual=False)
+            kind = " and ".join(sorted({each["devices"] for each in on_a_gpu.environments.values()}))
+            say(f"> **Kept records:** no run here is of a GPU. These are of {ON_A_GPU[protocol]}, from {kind}. {yours}")
+        rows = pd.DataFrame(compare(on_a_gpu).rows).drop(columns=BESIDE_SECONDS, errors="ignore")
+        return self.table(rows.dropna(axis=1, how="all"), name)
 
     def figures(self, draw: Callable[..., Figure], rows: pd.DataFrame, name: str, command: str = "") -> None:
         """Draw one figure for each of the two groups with the most arms, or say which command makes them."""

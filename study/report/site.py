@@ -292,21 +292,24 @@ def write_texts(site: Path, name: str, cells: list[str], title: str, source: str
 
 
 def write_by_hand(site: Path) -> None:
-    """Write the page of ZeRO by hand: its README, and before what is for later its files, of two what they change."""
+    """Write the page of ZeRO by hand: its README, and after how to run them its files, of two what they change."""
     code = {name: (BY_HAND_FOLDER / f"{name}.py").read_text(encoding="utf-8") for name in BY_HAND}
     readme = linked((BY_HAND_FOLDER / "README.md").read_text(encoding="utf-8"), BY_HAND_FOLDER)
     readme = re.sub(rf"`({'|'.join(BY_HAND)})\.py`", r"[`\1.py`](#\1.py)", readme)
-    lesson, for_later, rest = readme.partition("What follows is for later")
+    lesson, what_they_hold, rest = readme.partition("## What they hold")
     cells = [lesson]
     heading = '<h2 id="{0}.py">{0}.py</h2>'.format
     cells += [f"{heading(name)}\n\n```python\n{code[name]}```" for name in BY_HAND[:3]]
     for before, name in pairwise(BY_HAND[2:]):
-        changed = difflib.unified_diff(code[before].splitlines(True), code[name].splitlines(True), n=2)
+        # The idea stands in the file's docstring. A new name in each place that has it is no change.
+        _, about, new = code[name].split('"""', 2)
+        idea = about.rpartition("\n\n")[2]
+        old = code[before].split('"""', 2)[2].replace(before.capitalize(), name.capitalize())
+        changed = difflib.unified_diff(old.splitlines(True), new.splitlines(True), n=2)
         lines = "".join(line for line in changed if not line.startswith(("---", "+++")))
-        cells.append(f"{heading(name)}\n\nBeside {before}.py:\n\n```diff\n{lines}```")
-    write_texts(
-        site, "by_hand", [*cells, for_later + rest], "ZeRO by hand", "examples/zero_by_hand", "what-deepspeed-sends"
-    )
+        cells.append(f"{heading(name)}\n\n{idea}\nBeside {before}.py:\n\n```diff\n{lines}```")
+    cells.append(what_they_hold + rest)
+    write_texts(site, "by_hand", cells, "ZeRO by hand", "examples/zero_by_hand", "what-deepspeed-sends")
     shutil.copyfile(BY_HAND_FOLDER / "held.svg", site / "held.svg")
 
 

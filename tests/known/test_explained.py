@@ -26,7 +26,7 @@ from study.known import faults
 from study.known.explained import behind, comments_of_rule, function_at, makes, places
 from study.known.faults import named
 from study.known.findings import causes_of_hangs, texts
-from study.ledger.texts import CERTAINTIES, VERDICTS, claims
+from study.ledger.texts import CERTAINTIES, TOPICS, VERDICTS, claims
 from study.predict.advise import FULL, MISS
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, headroom_bytes
 from study.records.collectives import RankLog
@@ -387,7 +387,7 @@ def test_the_words_of_their_page_are_explained(capsys):
         ("buckets", "bucket, buckets, bucket size"),
         ("optimizer state", "optimizer states"),
         ("psi", "Ψ, psi, N_d, K"),
-        ("communication volume", "volume, communication, communication volume"),
+        ("communication volume", "volume, traffic, communication, communication volume"),
         ("stages", "ZeRO, stage"),
         (
             "recompute",
@@ -404,6 +404,14 @@ def test_a_word_is_found_in_each_of_its_forms(asked, row, capsys):
     assert (told["id"], told["kind"]) == (row, "word")
     assert "examples/zero_by_hand/" in capsys.readouterr().out
     assert not asked[-1].isdigit() or (ROOT / re.search(r"examples/\S+\.py", told["sentence"])[0]).is_file()
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_topic_of_claims_is_a_word_and_then_names_them(topic, capsys):
+    """`study explain memory` listed 41 claims."""
+    (told,) = explain((topic,))
+    assert told["kind"] == "word"
+    assert f"Its claims: study claims {topic}\n" in capsys.readouterr().out
 
 
 def test_a_part_of_a_word_names_all_that_have_it_and_the_key_that_is_called_so(capsys):

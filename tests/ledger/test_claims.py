@@ -842,6 +842,15 @@ def test_what_a_catalogue_has_of_a_document_finds_all_its_claims(document, words
         assert mine <= ids_of(*typed) < {each.id for each in CLAIMS} | {each.id for each in texts.faults()}
 
 
+@pytest.mark.parametrize("text", texts.texts(), ids=lambda text: text.document)
+def test_the_name_by_which_people_know_a_document_finds_it_alone(text, capsys):
+    """`study claims ZeRO paper` found three claims of an article, and none of that paper."""
+    for typed in (text.called, f"the {text.called.lower()}", text.called.replace("-", " ")):
+        assert ids_of(*typed.split()) == {claim.id for claim in text.claim}
+    command.claims(tuple(text.called.split()))
+    assert f"\nThe {text.called} is {text.document}: study claims {text.document}\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("word", ["offload", "ZeRO-Offload", "infinity", "ZeRO++", "fsdp"])
 def test_one_word_of_a_title_finds_its_claims_and_those_that_have_it(word):
     titled = {claim.id for claim in CLAIMS if word.lower() in texts.of(claim).title.lower()}

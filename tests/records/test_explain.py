@@ -82,7 +82,14 @@ EITHER = "activations or temporaries"
 
 def test_an_older_record_of_deepspeed_does_not_say_which_are_activations():
     """Llama-3-8B with stage 3 had 6 GB of them by its record: the update's copies, but for 36 bytes."""
-    rows = {row["component"]: row for row in peaks(run("ddp", DDP, version=3), run("zero2", ZERO2, version=3))}
+    zero2 = run("zero2", ZERO2 | {"master": 13 * MB}, version=3)
+    rows = {row["component"]: row for row in peaks(run("ddp", DDP, version=3), zero2)}
     assert rows.keys() == {*DDP, *ZERO2, EITHER} - {"activations", "temporaries"}
     assert (rows[EITHER]["first"], rows[EITHER]["second"]) == (25 * MB, 28 * MB)
     assert reasons([rows[EITHER]]) == [f"{EITHER}: {REASONS[EITHER]}"]
+
+
+def test_more_than_an_update_copies_are_activations_in_an_older_record_too():
+    rows = {row["component"]: row for row in peaks(run("ddp", DDP, version=3), run("zero2", ZERO2, version=3))}
+    assert rows.keys() == {*DDP, *ZERO2}
+    assert rows["activations"]["second"] == 25 * MB

@@ -102,6 +102,7 @@ def test_a_thumb_finds_sliders_and_the_eye_the_groups_of_pages(show):
         sliders = opened.find_elements("css selector", "input[type=range]")
         assert len(sliders) == 3
         assert all(each.rect["height"] >= 44 and each.rect["width"] > 300 for each in sliders), page
+        assert min(each.rect["height"] for each in opened.find_elements("css selector", "nav a")) >= 24
         groups = [each.text for each in opened.find_elements("css selector", "nav span")]
         assert groups == [door for door in report.IN_NAVIGATION if door], "hidden, its text would be empty"
 
@@ -111,7 +112,9 @@ def test_a_phone_reads_the_five_files_before_what_is_for_later(show):
     opened = show("by_hand", 390)
     headings = opened.find_elements("css selector", "h2")
     names = [each.get_attribute("id") for each in headings]
-    assert names[:-4] == [*names[:5], *(f"{name}.py" for name in report.BY_HAND)]
+    files = [f"{name}.py" for name in report.BY_HAND]
+    first = ["run-it", *files, "what-they-hold", "what-they-send", "exercises", "next"]
+    assert names[:-4] == first, "the code of an exercise stands before it"
     assert [bool(each.find_elements("xpath", "ancestor::details")) for each in headings] == [False] * 10 + [True] * 4
 
 
@@ -206,6 +209,7 @@ WORDS = (
         "banana",
         "DeepSpeed 0.19.8",
     ),
+    *("ZeRO paper", "the FSDP paper", "ZeRO++ paper", "first article"),
     *("activ", "activation", "activations", "checkpoint", "offload", "offloading", "batches", "quantiz"),
     *("quantize", "quantization", "checkpoints", "8-bit", "Table 1", "trillion", "optimization"),
 )
@@ -258,6 +262,15 @@ def test_a_phone_shows_a_claim_on_its_first_screen_and_an_address_opens_folds(sh
         assert opened.find_element("id", place).is_displayed()
 
 
+def test_a_word_is_found_among_the_words(show):
+    opened = show("index", 390)
+    opened.execute_script("document.getElementById('words').open = true")
+    opened.find_element("id", "find-word").send_keys("reduce-SC")
+    assert [each.text for each in opened.find_elements("css selector", "#words dt") if each.is_displayed()] == [
+        "reduce-scatter"
+    ]
+
+
 def test_a_word_finds_a_sentence(show):
     opened = show("sentences", 390)
     assert not opened.find_element("id", "loads-empty").is_displayed()
@@ -281,6 +294,11 @@ def test_on_a_phone_commands_wrap_python_scrolls_and_only_a_table_of_many_column
     scrolls = """for (const fold of document.querySelectorAll("details")) fold.open = true;
         return [...document.querySelectorAll(".highlight pre")].some((each) => each.scrollWidth > each.clientWidth);"""
     assert opened.execute_script(scrolls)
+    cut = """const right = (each) => [...each.getClientRects()].pop().right;
+        const code = [...document.querySelectorAll(".highlight .c1")];
+        return code.filter((each) => right(each) > right(each.closest("pre"))).map((each) => each.textContent);"""
+    for page in ("by_hand", "stages"):
+        assert show(page, 390).execute_script(cut) == [], "a comment wraps"
     folded = "return document.querySelectorAll('details:not([open]) > summary > h2').length"
     for page, width, is_folded in (("by_hand", 390, True), ("guide", 390, True), ("guide", 1280, False)):
         assert (show(page, width).execute_script(folded) > 3) == is_folded, page

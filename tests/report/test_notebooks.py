@@ -153,15 +153,21 @@ def test_no_command_that_is_shown_writes_into_the_kept_records(name):
 
 
 @pytest.mark.parametrize("protocol", notebook.ON_A_GPU)
-def test_what_needs_a_gpu_names_kept_runs_of_one(protocol, tmp_path, monkeypatch):
-    said = []
+def test_without_a_gpu_kept_seconds_are_shown_and_labelled(protocol, tmp_path, monkeypatch):
+    said, shown = [], []
     monkeypatch.setattr(notebook, "say", said.append)
+    monkeypatch.setattr(Book, "table", lambda _, rows, name: shown.append(rows))
     book = Book("compare", str(tmp_path))
     book.seconds(book.runs, "seconds", protocol)
-    (folder,) = re.findall("`study compare (.*?)`", said[-1])
-    assert len(records.load([ROOT / folder]).select(device="cuda").done) >= 2
-    assert said[-1].startswith("> **Needs a GPU:** the table “seconds”.")
+    assert said[-1].startswith("> **Kept records:** no run here is of a GPU.")
+    assert re.search(rf"These are of {notebook.ON_A_GPU[protocol]}, from 1 x NVIDIA H[12]00", said[-1])
     assert f"`study sweep {protocol} --runs {tmp_path}`" in said[-1]
+    assert len(shown[0]) >= 2
+    assert shown[0]["s/step"].notna().all()
+    monkeypatch.setattr(notebook, "ROOT", tmp_path)  # as in a wheel
+    book.seconds(book.runs, "seconds", protocol)
+    assert said[-1].startswith("> **Needs a GPU:** the table “seconds”.")
+    assert len(shown) == 1
 
 
 def test_new_runs_go_where_the_notebook_looks_and_never_into_the_kept_records(tmp_path, monkeypatch):
@@ -411,10 +417,10 @@ def test_colab_on_a_cpu(execute, tmp_path, monkeypatch):
     assert ["OneProcess, 1 rank: " in each for each in printed] == [False, True, False]
     assert "Stage2, 2 ranks: " in printed[-1]
     # Two cores teach nothing about GPUs.
-    for words in ("**3 runs**, each a recorded training. 3 ended as planned.", "S002-13", "the table “seconds”"):
+    for words in ("**3 runs**, each a recorded training. 3 ended as planned.", "S002-13", "no run here is of a GPU"):
         assert words in text, words
     assert text.count("'image/png': 'iVBORw0KGgo") == 2, "a PNG of each figure"
-    assert names == ["losses-1", "parity", "memory-1", "peaks", "claims"]
+    assert names == ["losses-1", "parity", "memory-1", "peaks", "seconds", "claims"]
 
 
 PAPERS = {"P1": ["states", "volumes"], "P2": ["states"], "P3": ["states"], "P4": ["volumes"], "P5": ["volumes"]}

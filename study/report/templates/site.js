@@ -72,6 +72,14 @@ for (const heading of long ? long.querySelectorAll("h2") : []) {
   fold.prepend(summary);
 }
 
+// Of the words on the first page, only those with what is typed.
+document.getElementById("find-word")?.addEventListener("input", (event) => {
+  const typed = event.target.value.trim().toLowerCase();
+  for (const word of document.querySelectorAll("#words dt")) {
+    word.hidden = word.nextElementSibling.hidden = !word.textContent.toLowerCase().includes(typed);
+  }
+});
+
 // A link into folds opens them, or the one of a card, as people type its id: #p1-28 is P1-28.
 function openTarget() {
   const id = decodeURIComponent(location.hash.slice(1));
@@ -124,6 +132,12 @@ function found(cards, typed, byHead) {
     return cards.filter((card) => patterns.every((each) => each.test(textOf(card, parts))));
   };
   if (!words.length) return cards;
+  const name = phrase[0].toLowerCase().replace(/^the /, "");
+  const named = / (paper|article)$/.test(name) ? cards.filter((card) => {
+    const { called } = card.closest("[data-document]").dataset;
+    return called && called.match(pattern(name))?.[0] === called;
+  }) : [];
+  if (named.length) return named.filter((card) => !card.closest(".asides"));
   const titled = words.length > 2 ? having(phrase, ["about"]) : [];
   if (titled.length) return titled;
   const about = byHead && words.length > 1 ? having(phrase, ["head"]) : [];
