@@ -1,5 +1,6 @@
 """`study virtual train.py`: somebody's own script as rank 0 of N, without a GPU."""
 
+import re
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,7 +116,8 @@ def rehearse(
         raise Stop(f"--run-dir {run_dir} exists", "give a new folder")
     arms = [load_arm(name.strip()) for name in others.split(",")] if others else []
     request = request_of(script, list(words), machines, how_far, there)
-    during(f"running {Path(request.script).name} as rank 0 of {request.ranks}")
+    others_follow = f", then as rank 1, for at most {how_far.timeout} s each" if request.compares_ranks else ""
+    during(f"running {Path(request.script).name} as rank 0 of {request.ranks}{others_follow}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = run_dir or Path(temporary, "run")
         folder.mkdir(parents=True)
@@ -136,7 +138,7 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
     say_wrapped(*engines.in_words(files | {"the command": command}))
     faults = show_known(folder, answer.releases)
     may_hang = show_ranks(request, answer, folder)
-    fine = not (may_hang or faults or any(not each["may_be"] for each in shown["findings"]))
+    fine = not (may_hang or faults or shown["remarks"] or any(not each["may_be"] for each in shown["findings"]))
     return shown | {"fine": fine, "faults": faults, "tried": [asdict(row) for row in rows]}
 
 
@@ -145,8 +147,15 @@ def request_of(script: str, words: list[str], machines: Machines, how_far: HowFa
     launch = launched(script, words) if script in LAUNCHERS else StartedScript(script, words, [], None)
     path, module = locate(launch.script)
     if script in LAUNCHERS:
-        for name in misplaced(launch.words, path.read_text(errors="replace")):
+        code = path.read_text(errors="replace")
+        for name in misplaced(launch.words, code):
             say_aside(f"{name} went to {path.name}, which does not name it. For study virtual write it before {script}")
+        # Lightning reads Slurm's variables itself.
+        if script == "srun" and {*words}.isdisjoint(LAUNCHERS) and not re.search("SLURM|(?i:lightning)", code):
+            say_aside(
+                f"srun sets SLURM_PROCID, and no RANK. {path.name} does not name Slurm's variables: on the cluster set "
+                "RANK, LOCAL_RANK and WORLD_SIZE from them. Here it runs as by torchrun."
+            )
     if there.real and not num_gpus():
         raise Stop("--real needs a GPU, and there is none here", "leave it out: a rehearsal without values needs none")
     config = config_of(machines.config_file or launch.config_file)

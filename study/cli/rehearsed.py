@@ -47,9 +47,11 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
     of = Rehearsed.of(request, answer, record)
     say_wrapped(*rehearsals.short(of), rehearsals.verdict(of), *rehearsals.one_update(of))
     findings = show_mistakes(folder) if answer.updates > 1 else []  # a step is followed from the first update on
+    remarks = dict(rehearsals.in_script(request, record.observed, [each["id"] for each in findings]))
+    say_wrapped(*remarks.values())
     if answer.cuda_peaks:
         say_wrapped(f"CUDA's own peak, with real values, is {size(max(answer.cuda_peaks))}.")
-    say_wrapped(*rehearsals.in_fp32(record.observed))
+    say_wrapped(*rehearsals.in_fp32(record.observed, rehearsals.text_of(request)))
     if request.gpu:
         say_wrapped(*rehearsals.longest_seen(of))
     say_wrapped(*rehearsals.other_arm(of.device.fits, rows))
@@ -59,7 +61,7 @@ def show_answer(request: Request, answer: Answer, record: Record, rows: list[Tri
     say_wrapped(rehearsals.decided(of), *rehearsals.ran_with(of))
     if request.gpu:
         say_wrapped("Reserved and nvidia-smi are predicted: the count is replayed on PyTorch's allocator.")
-    return in_json(of, findings, step)
+    return in_json(of, findings, step) | {"remarks": [*remarks]}
 
 
 def in_json(of: Rehearsed, findings: list[dict], step: StepTime | None) -> dict:

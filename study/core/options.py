@@ -71,6 +71,10 @@ def _unknown(prog: str, word: str, following: list[str], known: set[str], remedy
     """Return the mistake of a word that a command does not take, with what was meant."""
     typed, _, value = word.partition("=")
     name = typed.replace("_", "-")
+    if not word.startswith("-") and word.endswith((".json", ".yaml", ".yml")):
+        if "--config" in known:
+            return Stop(f"{prog} takes no {word:.80}", f"give it as --config {word:.80}")
+        name = "--config"
     answers = [each.replace("{}", value or " ".join(following[:1])) for each in MEANT.get(name, ())]
     answers = [each for each in answers if known.issuperset(re.findall(OPTION, each))]
     answers = [each for each in answers if all_paths().keys() >= {*re.findall(r"--arm (\w+)", each)}]

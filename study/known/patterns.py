@@ -33,7 +33,8 @@ LISTED = re.compile(
       | (?<=/)(?=[a-z-]{1,20}(?:              # the end of an address,
           \.git@v?\d+\.                       # as: git+https://github.com/deepspeedai/deepspeed.git@v0.17.6
         | -\d[\w.+-]{0,80}\.(?:whl|tar\.gz)   # as: ./wheels/deepspeed-0.17.6-cp311-linux_x86_64.whl
-        )))
+        ))
+      | (?<=pytorch/)(?=pytorch:\d) )         # an image; NVIDIA's have a month, as: pytorch/pytorch:2.6.0-cuda12.4
     (?=
       (deepspeed|accelerate|transformers|torch|pytorch|trl|ms[-_]swift|llama-?factory|axolotl|peft)
       (?: (?![\w.-])                          # and no longer name, such as torchvision

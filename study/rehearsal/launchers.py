@@ -92,6 +92,16 @@ def count_of(options: list[Option], names: tuple[str, ...]) -> int | None:
     return count_in(values[-1].rpartition(":")[2]) if values else None  # torchrun takes 1:4, the fewest and the most
 
 
+def group_of(program: str, options: list[Option]) -> Group:
+    """Return what a launcher's options say. DeepSpeed's `--include a:0,1@b:2,3` names each GPU, or machines alone."""
+    included = [option.value for option in options if program == "deepspeed" and option.name in ("include", "i")]
+    if not included:
+        return Group.of(*(count_of(options, names) for names in COUNTING[program]))
+    machines = included[-1].split("@")
+    gpus = [len(machine.rpartition(":")[2].split(",")) for machine in machines if ":" in machine]
+    return Group(sum(gpus), max(gpus)) if len(gpus) == len(machines) else Group()
+
+
 def group_of_config(config: dict[str, Any]) -> Group:
     """Return what Accelerate's YAML says."""
     ranks, machines = (count_in(str(config.get(key))) for key in ("num_processes", "num_machines"))
@@ -126,7 +136,7 @@ def launched(program: str, words: list[str]) -> StartedScript:
         script_words,
         own=others if program == "accelerate" else [],
         config_file=configs[-1] if configs else None,
-        group=Group.of(*(count_of(options, names) for names in COUNTING[program])),
+        group=group_of(program, options),
     )
 
 

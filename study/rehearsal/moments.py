@@ -46,6 +46,7 @@ class Moments:
         self.watch = watch
         self.done: list[Moment] = []
         self.is_over = False  # the updates that were asked for are made
+        self.ends_loaders = False  # a loader gave fewer batches than it has
         self.on_host = False  # what an operation makes now is the host's
         self._uses: weakref.WeakKeyDictionary[Any, Use] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
@@ -70,6 +71,7 @@ class Moments:
         self._current = use
         self._begin("evaluation")
         if ends:
+            self.ends_loaders = True
             raise StopIteration
         use.taken += 1
 

@@ -77,7 +77,10 @@ def main(folder: Path) -> None:
     except Enough:
         count.answer.is_cut = True
     except BaseException as error:
-        if not (isinstance(error, SystemExit) and not error.code):
+        # A script that asks by `next` meets the end of a loader, which is ours. A generator makes a RuntimeError of it.
+        if count.moments.ends_loaders and isinstance(error.__cause__ or error, StopIteration):
+            count.answer.is_cut = True
+        elif not (isinstance(error, SystemExit) and not error.code):
             failure = failed(error, script, logs.left_out)
     answer = count.finish(folder)
     answer.failure = failure

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from study.core.models.values import WithoutValues
+from study.measure.traffic import MOVES_NOTHING
 from study.rehearsal import ranks
 from study.rehearsal.moments import Enough, Moments
 from study.rehearsal.user_code import NoValue, Script
@@ -81,7 +82,10 @@ class Values(TorchDispatchMode):
         return result
 
     def _collective(self, function, args) -> None:
-        self.note(function._schema.name.partition("::")[2].strip("_"))
+        name = function._schema.name.partition("::")[2]
+        if name in MOVES_NOTHING:  # a rank that drops what it gathered waits for nothing, and stops nobody
+            return
+        self.note(name.strip("_"))
         ranks.fill_in(function, args)
         if self.agreement is not None:
             with _disable_current_modes():

@@ -44,7 +44,7 @@ def enough(advice: Advice, batch: int | None) -> str:
     """`Enough: 4 x A6000. With offloading 2 are enough.` Or, where it is needed: `64 x H100 with offloading.`"""
     question = advice.question
     text = f"Enough: {question.gpus} x {question.gpu.kind}"
-    if not any(row.fits and not row.offloads for row in advice.rows):
+    if not any(map(_keeps, advice.rows)):
         text += " with offloading"
     if batch not in (None, question.batch):
         text += f", with --batch {question.batch}"
@@ -52,6 +52,10 @@ def enough(advice: Advice, batch: int | None) -> str:
     if fewer in (None, question.gpus):
         return f"{text}."
     return f"{text}. With offloading {fewer} {'is' if fewer == 1 else 'are'} enough."
+
+
+def _keeps(row: Row) -> bool:
+    return row.fits and not row.offloads
 
 
 def in_words(advice: Advice) -> list[str]:
@@ -72,6 +76,8 @@ def in_words(advice: Advice) -> list[str]:
     in_ddp = [row for row in (choice, advice.alternative) if row and row.arm == "ddp"]
     lines += [note for row in in_ddp for note in bucket_note(training_of(question, row))]
     lines += spared(advice)
+    if choice.offloads and question.gpus > 1 and not advice.ways_out and not any(_keeps(row) for row in advice.rows):
+        lines.append(finding("parallelism_not_tried").said)
     # --- why, how to train so, what would need less, and what comes before the first step
     lines += [
         reason_for(advice, choice) + by_precision(advice, choice),

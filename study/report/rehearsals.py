@@ -1,12 +1,16 @@
 """A rehearsal in words: the verdict, the parts of the peak, evaluation and saving, and what the script decided."""
 
 import re
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Self
 
 from study.configs.oom.said import kept_output
+from study.configs.pasted import own_loops
+from study.configs.pasted.one_rank import that_may_hang
+from study.configs.pasted.read import read
 from study.core.gpus import GPUS
 from study.core.text import UNKNOWN, binary_size, number_of, size
 from study.known.findings import finding
@@ -19,6 +23,7 @@ from study.rehearsal.start import Tried
 
 FITS = {"yes": "it fits", "only just": "it fits only just", "no": "it does not fit"}
 GIB = 2**30
+ALONE = "one process"
 OUTPUTS = 0.05  # of a peak: what a script keeps from a step is told from there on
 
 
@@ -67,6 +72,10 @@ class Rehearsed:
         device = on_gpu(answer, request.ranks, record.observed.stage, gpu)
         peak = Peak.of(answer, device, record.memory.components.per_rank[0].at_peak)
         return cls(request, answer, record, device, peak)
+
+
+def text_of(request: Request) -> str:
+    return Path(request.script).read_text(encoding="utf-8", errors="replace")
 
 
 # Packages that need a GPU to be installed, and how to rehearse without one.
@@ -138,14 +147,32 @@ def one_update(of: Rehearsed) -> list[str]:
 KEPT = "kept for context, NCCL and fragmentation"
 
 
-def in_fp32(seen: Observed) -> list[str]:
+def in_fp32(seen: Observed, script: str) -> list[str]:
     """Say so if no part of a step has 16 bits: most people do not mean it."""
     # FSDP computes in the type that it gathers: FSDP2's is in the record, FSDP1's is not.
     by_fsdp = (seen.fsdp or {}).get("gather_dtype") or "FullySharded" in (seen.wrapper or "")
     if seen.dtypes.get("weights") != "float32" or seen.autocast or by_fsdp:
         return []
     remedy = "`accelerate launch --mixed_precision bf16`, or bf16=True of a Trainer, asks for 16 bits"
+    if ".backward(" in script and not re.search("(?i)accelerat|Trainer", script):  # nobody reads these
+        remedy = '`torch.autocast("cuda", dtype=torch.bfloat16)` around the forward pass computes in 16 bits'
+        if seen.stage is not None:
+            remedy = '`"bf16": {"enabled": true}` in the DeepSpeed config asks for 16 bits'
     return [f"Your script trains in fp32: {remedy}."]
+
+
+def in_script(request: Request, seen: Observed, found: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield the ids and remarks of what the script's text shows, beside what was `found` in its steps."""
+    script = text_of(request)
+    scripts = {Path(request.script): script}
+    remarks = [("In the script", each) for each in own_loops.mistakes(read(script), scripts)]
+    if request.ranks > 1:
+        stage = seen.stage if seen.stage is not None else sharding(seen)
+        may_hang = that_may_hang(scripts, None if stage == ALONE else stage)
+        remarks += [("This line may hang when it is reached", each) for each in may_hang]
+    for begins, each in remarks:
+        if each.id not in found:
+            yield each.id, each.noted(begins)
 
 
 def short(of: Rehearsed) -> list[str]:
@@ -222,7 +249,7 @@ def parts_of_peak(of: Rehearsed) -> list[str]:
         lines.append(finding("ddp_buckets_beside").said)
     kept = of.record.memory.components.per_rank[0].after_step.get("activations", 0)
     if kept > OUTPUTS * of.device.peak:
-        line = kept_output(Path(of.request.script).read_text(encoding="utf-8", errors="replace"))
+        line = kept_output(text_of(of.request))
         what = f"what `{line.strip()}` gives" if line else "a model's outputs"
         lines.append(
             f"When the optimizer steps, {size(kept)} of activations are still held, such as {what}. Unless "
@@ -300,7 +327,7 @@ def sharding(seen: Observed) -> str:
         return "FSDP2"
     if "FullySharded" in (seen.wrapper or ""):
         return "FSDP1"
-    return seen.wrapper or "one process"
+    return seen.wrapper or ALONE
 
 
 def offloading(seen: Observed) -> list[str]:

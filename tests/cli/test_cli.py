@@ -811,6 +811,20 @@ def test_no_line_of_a_help_ends_before_it_has_to(name, at_80_columns):
             assert len(line) + 1 + len(following.split()[0]) > 80, line
 
 
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("estimate --model llama3-8b fsdp.yaml", "give it as --config fsdp.yaml"),
+        ("virtual --model llama3-8b zero.yml", "give it as --config zero.yml"),
+        ("advise --model llama3-8b ds.json", "it chooses the config itself: give --gpus and --gpu"),
+    ],
+)
+def test_a_config_without_its_option_is_told_where_it_goes(words, remedy, asked, capsys):
+    """`advise ds.json` asked for --json."""
+    assert asked(words) == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"What to do: {remedy}.")
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"conform"}))
 def test_an_unknown_option_leads_to_the_one_that_is_like_it_and_to_no_other(name, asked, capsys):
     """`--bla` led to `--all`: the dashes are like those of any option."""

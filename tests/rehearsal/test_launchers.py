@@ -41,6 +41,9 @@ def test_a_launchers_words_are_told_from_the_scripts(line, expected):
         ("torchrun --nnodes=1:2 --nproc_per_node=4 train.py --nproc_per_node 3", Group(8, 4)),
         ("torchrun --nproc_per_node auto train.py", Group()),
         ("deepspeed --num_gpus=2 --num_nodes 3 train.py", Group(6, 2)),
+        ("deepspeed --include localhost:0,1,2,3 train.py", Group(4, 4)),
+        ("deepspeed -i a:4,5,6,7@b:0,1,2,3 --master_port 1 train.py", Group(8, 4)),
+        ("deepspeed --include=worker-0@worker-1:0,2 train.py", Group()),
         ("accelerate launch --num_processes 4 train.py", Group(4, None)),
         ("accelerate launch --num-processes=16 --num_machines 2 train.py", Group(16, 8)),
         ("srun -n 8 --ntasks-per-node=4 python -u train.py", Group(8, 4)),
@@ -69,6 +72,27 @@ def test_an_option_counts_first_then_the_launcher_then_the_config(tmp_path, monk
     assert ranks(*launch, "--num_processes=4", "train.py", given=2) == (2, 2)
     config.write_text("{num_processes: auto}")
     assert ranks(*launch, "train.py") == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "is_told"),
+    [
+        ("srun -n 2 python train.py", "os.environ['RANK']", True),
+        ("srun -n 2 python train.py", "os.environ['SLURM_PROCID']", False),
+        ("srun -n 2 python train.py", "import lightning as L", False),
+        ("srun -N 2 torchrun --nproc_per_node 2 train.py", "os.environ['RANK']", False),
+        ("torchrun --nproc_per_node 2 train.py", "os.environ['RANK']", False),
+    ],
+)
+def test_who_starts_ranks_by_srun_alone_is_told_that_it_sets_no_rank(
+    line, code, is_told, tmp_path, monkeypatch, capsys
+):
+    """A rehearsal sets RANK, so that a script runs which ends on the cluster, or trains there on each GPU alone."""
+    (tmp_path / "train.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    program, *words = line.split()
+    request_of(program, words, Machines(), HowFar(), WhatIsThere())
+    assert ("srun sets SLURM_PROCID, and no RANK." in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize("word", ["--ranks", "--gpu=H100"])

@@ -115,6 +115,34 @@ def test_a_save_that_gathers_on_one_rank_alone_hangs(script):
     words = " ".join(done.stdout.split())
     assert words.startswith("It hangs at script.py:35, as it would on 2 GPUs: rank 0 calls allgather"), words
     assert "torch.save(accelerator.get_state_dict(model)" in words
+    assert "as rank 0 of 2, then as rank 1, for at most 900 s each ..." in done.stderr
+
+
+def test_a_rank_that_drops_what_it_gathered_hangs_nobody(script):
+    """With FSDP2 rank 0 alone keeps whole weights, and waits for each. Rank 1 gathers as many."""
+    options = "--config_file=accelerate_configs/fsdp2.yaml", "--save"
+    assert rehearsed(script(LOOP, SAVES), *options)["device"]["saving"]
+
+
+@pytest.mark.parametrize(
+    "batch", ["next(batches)", "next(each for each in batches)", "next(next(batches) for _ in [0])"]
+)
+def test_a_script_that_asks_for_its_batches_by_next_does_not_end_by_that(script, batch):
+    """A rehearsal ends the loader after the counted updates, so that an epoch ends. Here no epoch does."""
+    asks = """
+    batches = iter(rows(400))
+    for step in range(30):
+        x, y = BATCH
+        accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.save(accelerator.get_state_dict(model), here / "model.pt")
+"""
+    path = script(LOOP.partition("    for epoch")[0], asks.replace("BATCH", batch))
+    done = study_virtual(path, "--save")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "It did not save in its first 3 updates. If it does later, give more --steps." in done.stdout
+    assert rehearsed(path, "--save", "--steps=29")["device"]["saving"]
 
 
 def test_ranks_decide_alike_by_what_they_have_gathered(script):

@@ -11,7 +11,7 @@ from packaging.version import Version
 
 from study.cli.estimate import PassFlags, training_of
 from study.cli.stack import row_of
-from study.core.arms import NAMES, ROOT
+from study.core.arms import NAMES, ROOT, load_arm
 from study.core.text import size
 from study.known.faults import Release, table
 from study.known.stacks import WAYS, Flags
@@ -155,7 +155,8 @@ def estimated(model: str, sequence: str, gpus: str, arm: str, activations: str, 
     flags = TrainingFlags(gpus=int(gpus), sequence=int(sequence), precision=calculator.PRECISION)
     recomputes = activations == "recomputed"
     passes = PassFlags(arm=arm, micro_batch=rows, accumulation=accumulation, checkpointing=recomputes)
-    return Prediction.of(training_of(named(model), flags, PlaceFlags(gpu="H100"), passes, None)[0])
+    ours, _ = training_of(named(model), flags, PlaceFlags(gpu="H100"), passes, load_arm(arm), "cuda")
+    return Prediction.of(ours)
 
 
 def drawn(number: int):

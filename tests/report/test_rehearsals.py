@@ -133,7 +133,48 @@ def test_what_the_script_decided_begins_with_how_it_shards(seen, how):
     ],
 )
 def test_that_a_script_trains_in_fp32_is_not_said_where_fsdp_gathers_in_16_bits(seen, says):
-    assert bool(rehearsals.in_fp32(Observed(dtypes={"weights": "float32"}, **seen))) == says
+    assert bool(rehearsals.in_fp32(Observed(dtypes={"weights": "float32"}, **seen), "")) == says
+
+
+@pytest.mark.parametrize(
+    ("stage", "script", "remedy"),
+    [
+        (None, "model = DDP(model)\nmodel(x).backward()", "`torch.autocast("),
+        (2, "engine, *_ = deepspeed.initialize(model=m)\nengine.backward(engine(x))", '`"bf16": {"enabled": true}`'),
+        (2, "accelerator.backward(model(x))", "`accelerate launch --mixed_precision bf16`"),
+        (None, "trainer = SFTTrainer(model)\ntrainer.train()", "bf16=True of a Trainer"),
+        (None, "from trl.cli import main\nmain()", "bf16=True of a Trainer"),
+    ],
+)
+def test_16_bits_are_asked_for_where_the_script_reads_it(stage, script, remedy):
+    (said,) = rehearsals.in_fp32(Observed(dtypes={"weights": "float32"}, stage=stage), script)
+    assert remedy in said
+    assert ("--mixed_precision" in said) is ("backward" not in script or "accelerator" in script)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seen", "lines", "ids"),
+    [
+        (4, {"wrapper": "DistributedDataParallel"}, "if rank == 0:\n        dist.barrier()", ["hang_a_branch"]),
+        (4, {}, "if rank == 0:\n        dist.barrier()", ["hang_a_branch"]),
+        (1, {}, "if rank == 0:\n        dist.barrier()", []),
+        (4, {"stage": 3}, "if rank == 0:\n        model.generate(rows)", ["hang_evaluation"]),
+        (4, {"fsdp": {"units": 2}}, "if rank == 0:\n        model.generate(rows)", ["hang_evaluation"]),
+        (4, {"stage": 2}, "if rank == 0:\n        model.generate(rows)", []),
+        (4, {"stage": 2}, "if loss.isnan():\n        continue\n    loss.backward()", ["batch_skipped_alone"]),
+        (4, {}, "if loss.isnan():\n        continue\n    loss.backward()", []),  # nothing is divided
+        (4, {"stage": 2}, "total += loss\n    loss.backward()\n    optimizer.step()", ["losses_kept"]),
+        (4, {"stage": 2}, "loss.backward()\n    optimizer.step()", []),
+    ],
+)
+def test_a_rehearsal_remarks_what_diagnose_reads_in_the_script(ranks, seen, lines, ids, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(f"clear(optimizer)\nfor rows in loader:\n    loss = model(rows).loss\n    {lines}\n")
+    request = Request(str(script), [], ranks, ranks, 2)
+    remarks = dict(rehearsals.in_script(request, Observed(**seen), ()))
+    assert [*remarks] == ids
+    assert all(f"{script}:" in each and f"[{id}]" in each for id, each in remarks.items())
+    assert [*rehearsals.in_script(request, Observed(**seen), ids)] == []
 
 
 def test_adapters_and_offloading_are_decided_too():

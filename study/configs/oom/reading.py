@@ -151,7 +151,7 @@ def find(text: str) -> OomError:
         if errors:  # one without a traceback may have been caught, and the pass tried again; a title says half of it
             return max(errors, key=lambda error: (error.frames != [error.context], error.allocated is not None))
     raise Stop(
-        f"no error about memory is in {text.strip()[:60]!r}",
+        f"no error about memory is in {' '.join(text.split())[:60]!r}",
         "name a log, or paste the lines around `out of memory`, `Killed` or `exit code 137`; if ranks got a SIGTERM, "
         "look at the rank that died first",
     )

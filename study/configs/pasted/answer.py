@@ -30,9 +30,10 @@ from study.configs.pasted.one_rank import (
     OF_SCRIPTS,
     OF_SHARDS,
     OF_WEIGHTS,
+    SHARDED,
     on_one_rank,
-    saves_by_deepspeed,
     skipped_alone,
+    that_may_hang,
 )
 from study.configs.pasted.questions import RELEASES, not_said, to_be_surer, to_know
 from study.configs.pasted.ranking import OF_NAN, OF_STEPS, WAITED, Kind, explains, kind_of, ordered
@@ -52,13 +53,12 @@ LONGEST_ERROR = 160  # characters
 MOST_QUESTIONS = 3
 MOST_ALSO = 3
 LAYER_NAME = "fsdp-layer-name"
-PRESSED, SLOWER = "memory-pressure-slow", "steps-slow-down"
+PRESSED, SLOWER = "memory-pressure-slow", {"steps-slow-down", "steps-stop"}
 FLUSHES = re.compile(r"(\d+) pytorch allocator cache flushes since last step")
 IF_SLOW = "With `--symptom slow` this says what to do"
 GOES_ON = re.compile(r"it/s|s/it|'loss'")  # a training
 BAR = re.compile(r"(\d+)/(\d+) \[")  # of steps
 AT_A_STEP = re.compile(r"(?i)\b(?:step|iteration)s?\W{0,2}\d")
-SHARDED = (3, "FSDP", "FSDP1", "FSDP2")
 
 
 @dataclass(frozen=True)
@@ -123,23 +123,21 @@ def answer(
     likely = [each for each in faults if each.sure != "possible"]
     others = [each for each in faults if each.sure == "possible"]
     possible = [each for each in others if not each.is_certain]
-    of_loop = sorted(own_loops.mistakes(pasted, scripts), key=lambda each: -each.place)
+    of_loop = sorted(own_loops.mistakes(pasted, scripts, seen), key=lambda each: -each.place)
     explained = {each.fault for each in (*shown, *of_loop)}
     silent = [each for each in likely if each.fault.id not in explained]
     applying = [each for each in others if each.is_certain and each.fault.id not in explained]
     found = ordered(shown, silent, _situations(pasted, shown, seen))
-    found = [*_of_loop(of_loop, shown, found, seen), *found] or _otherwise(pasted, error)
-    beside = [
-        f"In the script: {each.line}. {each.sentence} [{each.id}]. To do: {each.remedy}."
-        for each in of_loop
-        if each not in found
-    ]
+    by_loop = _of_loop(of_loop, shown, found, seen)
+    found = sorted([*by_loop, *found], key=lambda each: each in by_loop and each.sure == "possible")
+    found = found or _otherwise(pasted, error)
     unsaid = not_said(pasted, possible)
     is_open = "stage" in pasted.said and not (found or seen)  # any fault of it may be there
     asks_releases = RELEASES in unsaid and any(each.applies.is_seen or is_open for each in possible)
     questions = to_be_surer(found, asks_releases, seen) if found else to_know(pasted, unsaid, asks_releases, seen)
     found = found if "slow" in seen else found[: 1 + MOST_ALSO]  # what makes steps slow adds up
-    hanging = [*_will_hang(pasted, shown, scripts)]
+    ids = {each.id for each in shown}
+    may_hang = [each for each in that_may_hang(scripts, pasted.said.get("stage")) if each.id not in ids]
     unknown = _unknown(pasted, found)
     return PastedAnswer(
         found=tuple(replace(each, remedy=advised(each.remedy, pasted)) for each in found),
@@ -150,8 +148,8 @@ def answer(
             *left_open(pasted.said),
             *_waits_aside(shown, found),
             *_pressed(pasted, found),
-            *hanging,
-            *beside,
+            *(each.noted("This line may hang when it is reached") for each in may_hang),
+            *(each.noted("In the script") for each in of_loop if each not in found),
             *_not_found(found, seen),
             *_compares(pasted, seen, shown, scripts),
         ),
@@ -160,7 +158,7 @@ def answer(
         questions=tuple(questions[:MOST_QUESTIONS]),
         unsaid=unsaid,
         unknown=unknown,
-        nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(hanging), scripts)])),
+        nothing=". ".join(filter(None, [unknown, _nothing(pasted, unknown, len(applying), bool(may_hang), scripts)])),
         is_answered=bool(not unknown and (found or not (pasted.is_strange or pasted.is_cut))),
     )
 
@@ -193,7 +191,7 @@ def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen
     signs += [each for each in resumed.signs(pasted.log) if not (apart and each.id == "loss-jumps-on-resume")]
     if diverged := course.diverges(pasted.log):  # NaN is where that ends
         signs = [diverged, *(each for each in signs if each.id not in OF_NAN)]
-    is_well = all(each.id == SLOWER for each in signs) and not apart
+    is_well = all(each.id in SLOWER for each in signs) and not apart
     if is_well and (astray := course.astray(pasted.log, passes, vocabulary)):
         signs = [astray, *signs]
     if not signs and len(pasted.log.lines) < FEW:  # where a log has more, a person's words say less
@@ -257,22 +255,11 @@ def _is_in_training(pasted: Pasted) -> bool:
     return bool(bars or pasted.log.lines or AT_A_STEP.search(pasted.written))
 
 
-def _will_hang(pasted: Pasted, shown: list[Seen], scripts: Mapping[Path, str]) -> Iterator[str]:
-    """Yield the lines that may hang when they are reached: some ranks alone call there what waits for all."""
-    ids = {each.id for each in shown}
-    is_sharded = pasted.said.get("stage") in SHARDED
-    for seen in on_one_rank(scripts):
-        by_deepspeed = saves_by_deepspeed(seen.line, scripts, pasted.said.get("stage"))
-        if seen.id not in ids and (is_sharded or by_deepspeed or seen.id in OF_ALL):
-            what = f"{seen.sentence} [{seen.id}]. To do: {seen.remedy}."
-            yield f"This line may hang when it is reached: {seen.line}. {what}"
-
-
 def _not_found(found: list[Seen], seen: set[str]) -> Iterator[str]:
     """Yield what a person saw and nothing explains, where the lines of a trainer show something else."""
     if found and all(kind_of(each) in (Kind.MARK, Kind.STEPS) for each in found):
         for symptom in sorted(seen & {"hang", "memory", "slow"}):
-            if SLOWER not in [each.id for each in found if symptom == "slow"]:
+            if symptom != "slow" or SLOWER.isdisjoint(each.id for each in found):
                 yield f"You asked about {symptom!r}: nothing here explains it."
 
 

@@ -45,6 +45,7 @@ RATE = re.compile(
 RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
 PARTS = 24  # of a log: in each its median counts
 SLOWER = {5: GROWN, 3: 2.0, 2: 3.0}  # times, if at least so many steps are on each side
+STOPS, LOST = 3.0, 0.1  # times the usual seconds, and the share of all that such steps take above these
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -69,6 +70,7 @@ def signs(log: Log, has_marks: bool, passes: int = USUAL_PASSES, vocabulary: int
         steps_overflow(log),
         rate_ends(log.rates),
         steps_slow_down(log),
+        steps_stop(log),
         ranks_save_apart(log.text),
     ]
     return [seen for seen in found if seen]
@@ -259,6 +261,24 @@ def steps_slow_down(log: Log) -> Seen | None:
             beside = f" ({late:.3g} s, and {early:.3g} s before)" if by != "rate" else ""
             return sign("steps-slow-down", log.text, of_file[at][0], factor=late / early, beside=beside)
     return None
+
+
+def steps_stop(log: Log) -> Seen | None:
+    """Steps at regular places take many times the others. A bar's seconds are means over several."""
+    steps, by = timed(log)
+    seconds = [row[1] for row in steps]
+    if by == "bar" or not seconds or BETWEEN_TEXTS in log.text[steps[0][0] : steps[-1][0]]:
+        return None
+    usual = statistics.median(seconds)
+    stops = [number for number in range(1, len(seconds)) if seconds[number] > STOPS * usual]  # the first compiles
+    gaps = [after - before for before, after in itertools.pairwise(stops)]
+    if len(stops) < FEW or 2 * gaps.count(period := statistics.mode(gaps)) <= len(gaps) or period == 1:
+        return None
+    late = statistics.median(seconds[number] for number in stops)
+    share = sum(seconds[number] - usual for number in stops) / sum(seconds)
+    beside = f" ({late:.3g} s, and {usual:.3g} s)" if by != "rate" else ""
+    values = {"period": period, "factor": late / usual, "beside": beside, "share": share}
+    return sign("steps-stop", log.text, steps[stops[0]][0], **values) if share > LOST else None
 
 
 def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", "rate"]]:

@@ -29,6 +29,11 @@ MET_BY: dict[tuple[type[ast.cmpop], str], str] = {
     **dict.fromkeys([(ast.Eq, "0"), (ast.In, "0"), (ast.Lt, "1"), (ast.LtE, "0")], FIRST),
     **dict.fromkeys([(ast.NotEq, "0"), (ast.NotIn, "0"), (ast.Gt, "0"), (ast.GtE, "1")], OTHERS),
 }
+# Accelerate's decorators, and Lightning's: these ranks alone run the function.
+DECORATED = re.compile(
+    r"(?:^|\.)(?:on_(?:local_)?main_process|rank_zero_only|(?P<last>on_last_process)"
+    r"|on_(?:local_)?process\((?:local_)?process_index=(?P<rank>\w+)\))(?:\(\))?$"
+)
 LEAVES = re.compile(r"^(?:return|continue|break)\b|^(?:sys\.|os\.)?_?exit\(")
 TRAINS = re.compile(r"(?i)trainer\w*(?:\(.*\))?\.train$")  # and not model.train(), which only sets a mode
 NOT_SHARDED = re.compile(r"(?i)(?:\btok|tokenizer|process(?:or|ing_class)|config)\w*\.save_pretrained$")
@@ -37,6 +42,10 @@ OF_A_GROUP = re.compile(r"(?i)^[^'\"]*(?:group|mesh)(?!=None)")  # which may hav
 MODEL = re.compile(r"(?:^|[\s(=,]|self\.|trainer\.)(?:\w+_)?(?:model|engine)\b(?!=)")  # and not args.model, model=name
 SKIPPED = "batch_skipped_alone"
 OF_SCRIPTS = (*OF_SHARDS, *OF_WEIGHTS, *OF_ALL, SKIPPED)  # why some ranks wait for others
+SHARDED = (3, "FSDP", "FSDP1", "FSDP2")
+OF_RANKS = re.compile(
+    r"\.prepare\(|deepspeed\.initialize\(|init_process_group\(|fully_shard\(|DistributedDataParallel|\b(?:FSDP|DDP)\("
+)
 SCOPES = (ast.For, ast.While, ast.FunctionDef)
 COUNTS = re.compile(r"enumerate\(|range\(")
 OF_ROWS = re.compile(r"(?i)batch|row|data|example|input|sample")
@@ -104,6 +113,15 @@ def on_one_rank(
                 sentence += f". In the log another rank differs: {', '.join(map(str, sorted(differ)))}"
             sure: Sure = "likely" if fits else "possible"
             yield Seen(id, sentence, row["remedy"], sure, evidence, place=calls.index(of_ranks[0]), line=line)
+
+
+def that_may_hang(scripts: Mapping[Path, str], stage: object) -> Iterator[Seen]:
+    """Yield the lines that may hang when they are reached: some ranks alone call what waits for all, or leave it."""
+    for seen in on_one_rank(scripts):
+        if stage in SHARDED or seen.id in OF_ALL or saves_by_deepspeed(seen.line, scripts, stage):
+            yield seen
+    if stage is not None or any(map(OF_RANKS.search, scripts.values())):
+        yield from skipped_alone(scripts)
 
 
 def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
@@ -177,6 +195,14 @@ def _others(ranks: str) -> str:
     return ranks.removeprefix(BUT) if ranks.startswith(BUT) else BUT + ranks
 
 
+def _by_decorator(statement: ast.stmt) -> str | None:
+    """Return the ranks that alone run a function. None: all do, or it is none."""
+    for each in getattr(statement, "decorator_list", []):
+        if match := DECORATED.search(ast.unparse(each)):
+            return "num_processes - 1" if match["last"] else match["rank"] or FIRST
+    return None
+
+
 class Branches:
     """A script, with the names that it imports and assigns."""
 
@@ -214,7 +240,7 @@ class Branches:
         of_others: dict[str, set[str]] = {}
         for ranks in {each.ranks for each in calls}:
             of_others[ranks] = self._kinds(each for each in calls if each.ranks != ranks)
-        found = [each for each in calls if each.kind not in of_others[each.ranks]]
+        found = dict.fromkeys(each for each in calls if each.kind not in of_others[each.ranks])
         return sorted(found, key=lambda each: each.call.lineno)
 
     def _inside(self, alone: Alone, seen: tuple[str, ...] = ()) -> Iterator[Alone]:
@@ -256,11 +282,11 @@ class Branches:
             yield from self._in_expressions(statement)
             if not isinstance(statement, ast.If):
                 for part in ("body", "orelse", "finalbody"):
-                    yield from self._below(getattr(statement, part, []), None)
+                    yield from self._below(getattr(statement, part, []), _by_decorator(statement))
                 for other in [*getattr(statement, "handlers", []), *getattr(statement, "cases", [])]:
                     yield from self._below(other.body, None)
                 continue
-            met, not_met = self._who(statement.test, True), self._who(statement.test, False)
+            met, not_met = self.who(statement.test, True), self.who(statement.test, False)
             yield from self._below(statement.body, met)
             yield from self._below(statement.orelse, not_met)
             if LEAVES.match(ast.unparse(statement.body[-1])):
@@ -274,22 +300,22 @@ class Branches:
         for part in ast.iter_child_nodes(statement):
             for node in () if isinstance(part, blocks) else ast.walk(part):
                 if isinstance(node, ast.IfExp):
-                    sides = [(self._who(node.test, True), node.body), (self._who(node.test, False), node.orelse)]
+                    sides = [(self.who(node.test, True), node.body), (self.who(node.test, False), node.orelse)]
                 elif isinstance(node, ast.BoolOp):
                     is_and = isinstance(node.op, ast.And)
-                    sides = [(self._who(each, is_and), node.values[-1]) for each in node.values[:-1]]
+                    sides = [(self.who(each, is_and), node.values[-1]) for each in node.values[:-1]]
                 else:
                     continue
                 for ranks, value in sides:
                     if ranks:
                         yield from self._calls([value], ranks)
 
-    def _who(self, test: ast.expr, is_met: bool, depth: int = 0) -> str | None:
+    def who(self, test: ast.expr, is_met: bool, depth: int = 0) -> str | None:
         """Return the ranks for which alone a condition is met, or is not. None: it may be so for all."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            return self._who(test.operand, not is_met, depth)
+            return self.who(test.operand, not is_met, depth)
         if isinstance(test, ast.BoolOp):
-            sides = [self._who(each, is_met, depth) for each in test.values]
+            sides = [self.who(each, is_met, depth) for each in test.values]
             if isinstance(test.op, ast.And) == is_met:  # each part is so
                 return next(filter(None, sides), None)
             return sides[0] if len({*sides}) == 1 else None
@@ -301,7 +327,7 @@ class Branches:
         elif self._is_rank(test, NUMBER):  # 0 is false
             is_first = False
         elif isinstance(test, ast.Name) and len(values := self.assigned.get(test.id, [])) == 1 and depth < 3:
-            return self._who(values[0], is_met, depth + 1)
+            return self.who(values[0], is_met, depth + 1)
         else:
             return None
         return FIRST if is_first == is_met else OTHERS

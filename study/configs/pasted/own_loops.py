@@ -3,14 +3,15 @@
 import ast
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 from study.configs.code import assignments, given, is_whole, nodes_of, parsed
+from study.configs.pasted.one_rank import Branches
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
-from study.configs.pasted.tracebacks import Seen
+from study.configs.pasted.tracebacks import Seen, Sure
 from study.configs.pasted.words import meets
 from study.known.findings import finding
 
@@ -26,6 +27,7 @@ DIVIDES = re.compile(
     r"(?i)sampler|accelerat|lightning|fabric|deepspeed|\bTrainer\b|composer|\bray\b|shard|split_dataset|IterableDataset"
     r"|webdataset|\bwds\b|(?:rank|replica|process_index)\w*(?:\(\))?::|% ?\w*world_size"
 )
+LOADER = re.compile(r"(?:^|data\.)DataLoader$")
 RANKS = re.compile(r"(?i)rank|world_size|replica|process_index")
 PASSES = "gradient_accumulation_steps"
 SAME_DATA = ("same + data/batch/example/examples", "data/batch + duplicate/duplicated")
@@ -40,6 +42,9 @@ ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepS
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
 CLIPS_NOT = {**dict.fromkeys("123", "clipped_nothing"), "FSDP1": "clipped_part"}
+LOSS = re.compile(r"(?<![\w.])loss(?:es)?\b")
+READS = re.compile(r"(?:^|\.)(?:item|cpu|tolist|numpy|float|print)$")  # waits for the GPU
+ON_GPU = re.compile(r"(?i)cuda|nccl|accelerat|deepspeed")
 PREPARES = re.compile(r"(?:\.prepare|deepspeed\.initialize|(?:^|\.)(?:FSDP|FullyShardedDataParallel))$")
 DETACHES = re.compile(r"\.(?:item|detach|data|tolist|numpy)\b|\bfloat\(")
 STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
@@ -56,11 +61,18 @@ MAKES: dict[str, set[str]] = {
     "clipped_part": {"loss", "norm", "loss-jumps-and-stays", "loss-goes-up", "loss-nan"},
     "not_divided": {"loss", "norm"},
     "losses_kept": {"memory"},
+    "steps_counted_twice": {"no-update", "loss", "norm"},
+    "loaded_in_process": {"slow"},
+    "unused_looked_for": {"slow"},
+    "read_in_each_step": {"slow"},
 }
 
 
-def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
-    """Yield what scripts do wrong in a loop of their own, with the line. `scripts` are in the text as well."""
+def mistakes(pasted: Pasted, scripts: Mapping[Path, str], seen: Collection[str] = ()) -> Iterator[Seen]:
+    """Yield what scripts do wrong in a loop of their own, with the line. `scripts` are in the text as well.
+
+    `seen`: symptoms. What may make steps slow is only told to who says that they are.
+    """
     for path, script in scripts.items():
         if (tree := parsed(script)) is None:
             continue
@@ -75,9 +87,13 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
             rules[id] = _clipped_by_torch
         if is_whole(scripts):
             rules |= {"never_cleared": _never_cleared, "not_divided": _not_divided}
+        passes = pasted.said.get("passes", 1)
+        if passes != 1 and "managed_gradient_accumulation" not in pasted.text:
+            rules["steps_counted_twice"] = _steps_at_intervals
         rules["norm-is-partial"] = _norm_of_a_part
         found: list[tuple[str, ast.Call | ast.AugAssign, dict]] = [*_accumulates_otherwise(tree, code)]
-        found += [(id, call, {}) for id, rule in rules.items() for call in rule(tree, code)]
+        found += [(id, call, {"passes": passes}) for id, rule in rules.items() for call in rule(tree, code)]
+        found += _slow(tree, code) if "slow" in seen else ()
         said = meets(SAME_DATA, pasted.question)
         for id, call, values in found:
             told = situations()[id] if id == "norm-is-partial" else finding(id, **values)
@@ -85,7 +101,8 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
             line = f"{path}:{call.lineno}: {ast.unparse(call)}"
             fault = "fsdp1-clips-by-own-shard" if id == "clipped_part" else ""
             evidence = "the line of the script"
-            yield Seen(id, told.sentence, told.remedy or "", "likely", evidence, fault=fault, place=place, line=line)
+            sure: Sure = "possible" if MAKES[id] == {"slow"} else "likely"  # how much each costs was not measured
+            yield Seen(id, told.sentence, told.remedy or "", sure, evidence, fault=fault, place=place, line=line)
 
 
 def _calls(tree: ast.AST) -> list[ast.Call]:
@@ -318,8 +335,69 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         return
     by_rank = {name for name, value in assignments(tree) if RANKS.search(ast.unparse(value))}
     for call in nodes_of(ast.Call, tree):
-        if not re.search(r"(?:^|data\.)DataLoader$", ast.unparse(call.func)):
+        if not LOADER.search(ast.unparse(call.func)):
             continue
         shuffles = any(ast.unparse(each) == "shuffle=True" for each in call.keywords)
         if shuffles and not any(RANKS.search(each) or each in by_rank for each in given(call)):
             yield call
+
+
+def _steps_at_intervals(tree: ast.Module, code: str) -> Iterator[ast.Call]:
+    """Yield a step of DeepSpeed's engine that a loop makes after some of its backward passes alone.
+
+    `step` counts the micro-batches, and updates at the last of gradient_accumulation_steps (runtime/engine.py:3680).
+    """
+    if "set_gradient_accumulation_boundary" in code:
+        return
+    engines = _assigned(tree, re.compile(r"(?:^|\.)deepspeed\.initialize$"))
+    for loop in nodes_of((ast.For, ast.While), tree):
+        calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
+        guarded = []
+        for guard in nodes_of(ast.If, loop):
+            if isinstance(guard.body[-1], ast.Continue):
+                inside = {call for call, _ in calls if call.lineno > guard.body[-1].lineno}
+            else:
+                inside = {call for call, _ in calls if _side(guard, call)}
+            guarded += [inside] if nodes_of(ast.Mod, guard.test) else []
+        for engine in engines:
+            steps = {call for call, name in calls if name == f"{engine}.step"}
+            backward = {call for call, name in calls if name == f"{engine}.backward"}
+            if steps and any(steps <= inside and backward - inside for inside in guarded):
+                yield min(steps, key=lambda call: call.lineno)
+
+
+def _slow(tree: ast.Module, code: str) -> Iterator[tuple[str, ast.Call, dict]]:
+    """Yield what may make the steps of a loop slow on GPUs, what mostly costs most first.
+
+    A loader without workers; a loss that is read in each step, under no condition but one on the rank; and DDP that
+    looks for parameters without a gradient.
+    """
+    said = {call: {each.arg: ast.unparse(each.value) for each in call.keywords} for call in _calls(tree)}
+    loops = [
+        loop
+        for loop in nodes_of((ast.For, ast.While), tree)
+        if ON_GPU.search(code) and any(ast.unparse(call.func).endswith("backward") for call in _calls(loop))
+    ]
+    read = " ".join(ast.unparse(loop.iter) for loop in loops if isinstance(loop, ast.For))
+    for name, call in _assigned(tree, LOADER).items():
+        has_none = said[call].get("num_workers", "0") == "0" and None not in said[call] and len(call.args) < 6
+        if has_none and re.search(rf"(?<![\w.]){re.escape(name)}\b", read):
+            yield "loaded_in_process", call, {}
+    who = Branches(tree).who
+    for loop in loops:
+        branches = [
+            each
+            for each in nodes_of(ast.If, loop)
+            if isinstance(each.test, ast.BoolOp) or not (who(each.test, True) or who(each.test, False))
+        ]
+        is_outer = sum(each in ast.walk(loop) for each in loops) > 1
+        for call in () if is_outer else _calls(loop):
+            names = map(ast.unparse, nodes_of((ast.Name, ast.Attribute), call))
+            is_read = READS.search(ast.unparse(call.func)) and any(map(LOSS.search, names))
+            if is_read and not any(_side(each, call) for each in branches):
+                yield "read_in_each_step", call, {}
+                break
+    for call, values in said.items():
+        looks = "True" in (values.get("find_unused_parameters"), values.get("ddp_find_unused_parameters"))
+        if looks and values.get("static_graph") != "True":
+            yield "unused_looked_for", call, {}

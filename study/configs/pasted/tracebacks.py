@@ -41,6 +41,10 @@ class Seen:
     place: int = 0  # in the text
     line: str = ""  # of the text, that shows it
 
+    def noted(self, begins: str) -> str:
+        """Return it as a remark on its line, beside an answer."""
+        return f"{begins}: {self.line}. {self.sentence} [{self.id}]. To do: {self.remedy}."
+
 
 @dataclass(frozen=True)
 @with_config(NO_OTHER_KEYS)

@@ -354,6 +354,31 @@ def test_steps_that_grow_steadily_are_told_however_many_there_are(form, count):
     assert told(5, 6) != "steps-slow-down" != told(5, 5, noise=2.0)
 
 
+@pytest.mark.parametrize("form", ["step {n} | loss {loss} | step_time {s} s", "step {n} loss {loss} {rate} tokens/s"])
+@pytest.mark.parametrize(
+    ("period", "lines", "late", "is_told"),
+    [(10, 80, 14.2, True), (5, 20, 8, True), (10, 80, 2.5, False), (40, 80, 14.2, False), (25, 400, 3.5, False)],
+)
+def test_steps_that_stop_at_regular_places_are_told_with_their_period_and_share(form, period, lines, late, is_told):
+    seconds = [late if n % period == 0 else 1.1 for n in range(1, lines + 1)]
+    seconds[1] = 1.3
+    told = answer("\n".join(form.format(n=n, loss=3 - n / 200, s=s, rate=900 / s) for n, s in enumerate(seconds, 1)))
+    assert (told.id == "steps-stop") is is_told
+    if is_told:
+        share = sum(s - 1.1 for s in seconds if s == late) / sum(seconds)
+        assert f"One timed line in {period} " in told.found[0].sentence
+        assert f"that is {share:.0%} of the time" in told.found[0].sentence
+        assert not any("seconds" in each for each in told.questions)
+
+
+def test_single_slow_steps_are_no_period():
+    seconds = [40.0 if n in (1, 8, 21, 55, 70) else 1.1 for n in range(80)]
+    log = "\n".join(f"step {n} | loss {3 - n / 200} | step_time {s} s" for n, s in enumerate(seconds))
+    told = answer(log, "slow")
+    assert "steps-stop" not in [each.id for each in told.found]
+    assert not any("seconds" in each for each in told.questions)
+
+
 @pytest.mark.parametrize("asked", ["slow", "hang", "it hangs", "steps are slow", "loss is nan", ""])
 def test_what_was_asked_and_not_found_is_said(asked):
     lines = "".join(f"step {step} loss {loss} step_time 1.0s\n" for step, loss in enumerate((2.4, 2.3, "nan", "nan")))

@@ -218,7 +218,17 @@ SCRIPTS = {
     "if rank == 0:\n    torch.distributed.checkpoint.save(s)": 2,
     "from torch.distributed.checkpoint import async_save\nif rank == 0:\n    async_save(s)": 3,
     "from torch.distributed import checkpoint as dcp\nif rank == 0:\n    dcp.load(s)": 3,
+    "@accelerator.on_main_process\ndef log(x):\n    print(accelerator.gather(x))\nlog(x)": 3,
+    "@PartialState().on_local_main_process\ndef log(x):\n    dist.all_reduce(x)": 3,
+    "@acc.on_process(process_index=0)\ndef log(x):\n    acc.reduce(x)": 3,
+    "@acc.on_last_process\ndef log(x):\n    acc.wait_for_everyone()": 3,
+    "@rank_zero_only\ndef log(x):\n    dist.barrier()": 3,
+    "class A:\n    @utilities.rank_zero_only\n    def log(self, x):\n        dist.barrier()": 4,
+    "def add(x):\n    dist.all_reduce(x)\n@acc.on_main_process\ndef log(x):\n    add(x)": 2,
     # --- healthy
+    "@acc.on_main_process\ndef log(x):\n    print(x)\nlog(acc.gather(x))": 0,
+    "@functools.cache\ndef log(x):\n    dist.barrier()": 0,
+    "@acc.on_main_process\ndef log():\n    acc.wait_for_everyone()\nif rank != 0:\n    dist.barrier()": 0,
     "x = dist.all_reduce(y) if rank == 0 else dist.all_reduce(z)": 0,
     "x = dist.all_reduce(y) if world_size > 1 else y": 0,
     "dist.is_initialized() and dist.barrier()": 0,
@@ -277,6 +287,17 @@ def test_states_that_fsdp_gathers_on_one_rank_are_told():
     (seen,) = on_one_rank({Path("train.py"): STATES})
     assert seen.id == "hang_saving"
     assert seen.line == "train.py:3: model.state_dict()"
+
+
+@pytest.mark.parametrize(
+    ("decorator", "ranks"),
+    [("on_main_process", "0"), ("on_last_process", "num_processes - 1"), ("on_process(process_index=2)", "2")],
+)
+def test_who_runs_a_decorated_function_is_said_once(decorator, ranks):
+    text = f"@acc.{decorator}\ndef log(x):\n    acc.gather(x)\nif rank == {ranks}:\n    log(x)\n"
+    (seen,) = on_one_rank({Path("train.py"): text})
+    assert seen.sentence.startswith(f"Rank {ranks} waits")
+    assert seen.line == "train.py:3: acc.gather(x)"
 
 
 def test_who_calls_alone_is_said():
@@ -432,6 +453,11 @@ def test_a_batch_that_one_rank_alone_leaves_out_may_hang(place, line):
         assert told.found[0].line.startswith("train.py:")
     alone = answer(script, scripts={Path("train.py"): script})
     assert not alone.found
+    assert not any("batch_skipped_alone" in note for note in alone.notes)  # of one process
+    for several in ("DDP(model)", "deepspeed.initialize(model)", "accelerator.prepare(model)"):
+        told = answer(script, scripts={Path("train.py"): f"model = {several}\n{script}"})
+        may = ["[batch_skipped_alone]" in note for note in told.notes if "may hang when it is reached" in note]
+        assert may == [True] * SKIPS[place][line]
 
 
 FUNCTION = "def step(model, batch, limit):\n    if {test}:\n        return None\n    model(batch).backward()\n"

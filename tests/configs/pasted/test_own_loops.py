@@ -263,6 +263,91 @@ def test_a_fault_of_the_table_is_told_once():
     assert "fsdp1-clips-by-own-shard" not in [each.id for each in told.found]
 
 
+# --- DeepSpeed's engine, which counts the micro-batches itself
+
+ENGINE = """engine, *_ = deepspeed.initialize(model=net, config={config})
+for step, rows in enumerate(loader):
+    engine.backward(engine(rows).loss)
+    {steps}
+"""
+ACCUMULATED, EVERY = "{'gradient_accumulation_steps': 8}", "if step % 8 == 7:\n        engine.step()"
+STEPS = {
+    (ACCUMULATED, EVERY): True,
+    (ACCUMULATED, EVERY.replace("8", "args.every")): True,
+    (ACCUMULATED, "if (step + 1) % 8:\n        continue\n    engine.step()"): True,
+    (ACCUMULATED, "engine.step()"): False,
+    (ACCUMULATED, f"{EVERY}\n    engine.step()"): False,
+    (ACCUMULATED, "if step % 8 == 7:\n        print(step)\n    engine.step()"): False,
+    (ACCUMULATED, "if not is_late:\n        engine.step()"): False,
+    (ACCUMULATED, f"engine.set_gradient_accumulation_boundary(step % 8 == 7)\n    {EVERY}"): False,
+    ("{'gradient_accumulation_steps': 8, 'managed_gradient_accumulation': False}", EVERY): False,
+    ("{'gradient_accumulation_steps': 1}", EVERY): False,
+}
+
+
+@pytest.mark.parametrize(("config", "steps"), STEPS)
+def test_an_engine_that_steps_after_some_passes_alone_counts_them_twice(config, steps):
+    script = ENGINE.format(config=config, steps=steps)
+    told = answer(script, "the loss falls far too slowly", scripts={Path("train.py"): script})
+    assert ("steps_counted_twice" in [each.id for each in told.found]) is STEPS[config, steps]
+    if STEPS[config, steps]:
+        assert "only one of 8 of these calls" in told.found[0].sentence
+
+
+# --- what may make steps slow
+
+SLOW = """rank = int(os.environ["LOCAL_RANK"])
+loader = DataLoader(data, {workers})
+test_loader = DataLoader(data, num_workers=0)
+model = DDP(model.cuda(), {ddp})
+for rows in loader:
+    loss = model(rows).loss
+    loss.backward()
+    {read}
+"""
+LOADED, READ, LOOKED = "loaded_in_process", "read_in_each_step", "unused_looked_for"
+WELL = ("num_workers=4", "static_graph=False", "total += loss.detach()")
+CAUSES = {
+    WELL: [],
+    ("num_workers=0", *WELL[1:]): [LOADED],
+    ("batch_size=4", *WELL[1:]): [LOADED],
+    ("num_workers=args.workers", *WELL[1:]): [],
+    ("**given", *WELL[1:]): [],
+    (*WELL[:2], "print(loss)"): [READ],
+    (*WELL[:2], "total += loss.item()"): [READ],
+    (*WELL[:2], "print(f'{step} {loss.item():.2f}')"): [READ],
+    (*WELL[:2], "if rank == 0:\n        print(loss.item())"): [READ],
+    (*WELL[:2], "if step % 50 == 0:\n        print(loss.item())"): [],
+    (*WELL[:2], "if rank == 0 and step % 50 == 0:\n        print(loss.item())"): [],
+    (*WELL[:2], "print('loss', step)"): [],
+    (WELL[0], "find_unused_parameters=True", WELL[2]): [LOOKED],
+    (WELL[0], "find_unused_parameters=True, static_graph=True", WELL[2]): [],
+    ("batch_size=4", "find_unused_parameters=True", "print(loss.item())"): [LOADED, READ, LOOKED],
+}
+
+
+@pytest.mark.parametrize(("workers", "ddp", "read"), CAUSES)
+def test_what_may_make_steps_slow_is_told_to_who_says_so(workers, ddp, read):
+    script = SLOW.format(workers=workers, ddp=ddp, read=read)
+    told = answer(script, "slow", scripts={Path("train.py"): script})
+    causes = [each for each in told.found if own_loops.MAKES.get(each.id) == {"slow"}]
+    assert [each.id for each in causes] == CAUSES[workers, ddp, read]
+    assert {each.sure for each in causes} <= {"possible"}
+    quiet = answer(script, scripts={Path("train.py"): script})
+    assert not [each for each in (LOADED, READ, LOOKED) if any(each in note for note in quiet.notes)]
+    assert not own_loops.MAKES.keys() & {LOADED, READ, LOOKED} & {each.id for each in quiet.found}
+    on_cpu = answer(script.replace(".cuda()", ""), "slow", scripts={Path("train.py"): script.replace(".cuda()", "")})
+    assert not {LOADED, READ} & {each.id for each in on_cpu.found}
+
+
+def test_what_is_surer_stands_before_what_may_make_steps_slow():
+    script = SLOW.format(workers="num_workers=0", ddp="", read="print(loss)")
+    stops = "\n".join(f"step {n} | loss {3 - n / 99} | step_time {9 if n % 10 == 0 else 1} s" for n in range(1, 60))
+    told = answer(f"{stops}{BETWEEN_TEXTS}{script}", "slow", scripts={Path("train.py"): script})
+    assert told.id == "steps-stop"
+    assert [name in " ".join(told.notes) for name in (LOADED, READ, LOOKED)] == [True, True, False]
+
+
 # --- what a reading of a script can say
 
 

@@ -823,6 +823,11 @@ def test_who_saves_shards_is_told_to_save_them():
         ("torchrun --nnodes 2 --nproc_per_node 8", 16),
         ("nnodes: 1\nnproc_per_node: 8", 8),
         ("2 nodes, 16 GPUs", 16),
+        ("srun --nodes=2 --ntasks-per-node=8 python train.py", 16),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\nsrun torchrun --nproc_per_node=8 train.py", 16),
+        ("deepspeed --num_nodes 2 --num_gpus 8 train.py", 16),
+        ("srun --ntasks=16 --ntasks-per-node=8 python train.py", 16),
+        ("#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1", None),
         ("--nnodes 2 --nproc_per_node 8 with world_size: 16", 16),
     ],
 )
