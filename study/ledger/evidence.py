@@ -183,6 +183,8 @@ class OfRuns(Piece):
         return chosen
 
     def _value(self, run: Run, where: dict) -> Any:
+        if self.quantity == "states_bytes" and self.per and not metrics.value(run.record, "component.gradients"):
+            return None  # its peak is before the gradients, where all stages that keep them hold the same
         value = metrics.value(run.record, self.quantity, where.get(TRAINING))
         if self.quantity in MOVED:
             value = metrics.moved(run.record, self.collectives, self.quantity, self.node_ranks)

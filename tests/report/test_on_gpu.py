@@ -143,7 +143,7 @@ def test_the_page_of_memory_does_not_refute_a_table_whose_card_has_a_setting_tha
     values = [each.value for each in claim.evidence if each.kind == "prediction" and each.optimizer == "adamw_8bit"]
     first, *others = map("{:.1f}".format, values)
     lean = f"two sequences in a micro-batch we predict {first} GB, {' and '.join(others)}."
-    said = f"our DDP holds 184.8. With 8-bit Adam, all in bf16 and {lean}"
+    said = f"our DDP holds 184.8. With 8-bit Adam, ZeRO-0 all in bf16 and {lean}"
     assert f"With ordinary Adam its 76 GB for ZeRO-0 do not fit: {said}" in page_of("memory")
 
 
