@@ -23,18 +23,21 @@ BY_ELEMENTS = {c10d._allgather_base_.default, c10d._reduce_scatter_base_.default
 def answer_alone(note: Callable[[str], None]) -> None:
     """Let a script make its group again, and exchange objects, with the ranks that do not exist."""
 
-    def all_gather_object(objects: list, mine, group=None) -> None:
+    # With PyTorch's names: its checkpoints give arguments by them.
+    def all_gather_object(object_list: list, obj, group=None) -> None:
         note("all_gather_object")
-        objects[:] = [mine] * len(objects)
+        object_list[:] = [obj] * len(object_list)
 
-    def gather_object(mine, objects: list | None = None, *_, **__) -> None:
+    def gather_object(obj, object_gather_list: list | None = None, *_, **__) -> None:
         note("gather_object")
-        if objects is not None:
-            objects[:] = [mine] * len(objects)
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
 
-    def scatter_object_list(out: list, objects: list | None, *_, **__) -> None:
+    def scatter_object_list(
+        scatter_object_output_list: list, scatter_object_input_list: list | None = None, *_, **__
+    ) -> None:
         note("scatter_object_list")
-        out[0] = (objects or [None])[0]
+        scatter_object_output_list[0] = (scatter_object_input_list or [None])[0]
 
     replaced = {
         "init_process_group": lambda *_, **__: None,  # it exists already

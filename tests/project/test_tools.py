@@ -108,7 +108,8 @@ def test_the_example_answers_three_questions(dataset, monkeypatch, capsys):
     assert all(words in printed for words in ("zero2", "P1-28", "deepspeed"))
 
 
-UNPUBLISHED = {"", "ADDRESS-OF-THIS-PAGE", "# repository-code: not published yet"}  # where a dead address would be typed or cited
+# Where a dead address would be typed or cited.
+UNPUBLISHED = {"", "ADDRESS-OF-THIS-PAGE", "# repository-code: not published yet"}
 
 
 def addresses(root: Path, places: dict[str, str] = address.PLACES) -> dict[str, list[str]]:
