@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint import default_planner
 from torch.utils._pytree import tree_leaves
 
 from study.rehearsal.request import Request
@@ -51,6 +52,10 @@ def answer_alone(note: Callable[[str], None]) -> None:
     for name, function in replaced.items():
         setattr(dist, name, function)
         setattr(distributed_c10d, name, function)
+    # All ranks seem to save rank 0's parts, and no part of the others': a checkpoint's plan would be refused.
+    # PyTorch 2.13 returns a list of errors, older ones whether there is none.
+    is_bool = default_planner._validate_global_plan.__annotations__["return"] is bool
+    default_planner._validate_global_plan = lambda *_: True if is_bool else []  # type: ignore[assignment]
 
 
 class Agreement:
