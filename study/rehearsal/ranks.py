@@ -52,8 +52,8 @@ def answer_alone(note: Callable[[str], None]) -> None:
     for name, function in replaced.items():
         setattr(dist, name, function)
         setattr(distributed_c10d, name, function)
-    # All ranks seem to save rank 0's parts, and no part of the others': a checkpoint's plan would be refused.
-    # PyTorch 2.13 returns a list of errors, older ones whether there is none.
+    # All ranks seem to save the parts of rank 0, which overlap, and a sharded checkpoint refuses such a plan.
+    # PyTorch 2.13 returns a list of errors. Older releases return whether there is none.
     is_bool = default_planner._validate_global_plan.__annotations__["return"] is bool
     default_planner._validate_global_plan = lambda *_: True if is_bool else []  # type: ignore[assignment]
 
