@@ -270,9 +270,9 @@ class Branches:
         return kinds | {each.kind for body in bodies for each in self._calls(body, FIRST)}
 
     def _calls(self, parts: Sequence[ast.AST], ranks: str) -> Iterator[Alone]:
-        made = [(name, ast.unparse(value)) for part in parts for name, value in assignments(part)]
+        assigned = [(name, ast.unparse(value)) for part in parts for name, value in assignments(part)]
         # A model that these ranks make needs no others, nor one whose weights a `with` has gathered.
-        of_these = {*self.held, *(name for name, value in made if not MODEL.search(value))}
+        of_these = {*self.held, *(name for name, value in assigned if not MODEL.search(value))}
         for call in (each for part in parts for each in nodes_of(ast.Call, part)):
             first, dot, rest = ast.unparse(call.func).partition(".")
             if MODEL.match(first) and first in of_these:

@@ -120,16 +120,21 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     functions = nodes_of(ast.FunctionDef, tree)
     shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
     for calls, branches in _scopes(tree):
-        made: ast.Call | None = None
+        optimizer: ast.Call | None = None
         wrong: list[ast.Call] = []
         for call in calls:
             name = ast.unparse(call.func)
             if OPTIMIZES.search(name) and (match := PARAMETERS.search(" ".join(given(call)))):
-                made, model, wrong = call, match[1], []
-            elif made and (SHARDS.search(name) or name in shards) and call.args and ast.unparse(call.args[0]) == model:
-                if all(_side(each, made) in ("", _side(each, call)) for each in branches):
-                    wrong.append(made)
-                made = None
+                optimizer, model, wrong = call, match[1], []
+            elif (
+                optimizer
+                and (SHARDS.search(name) or name in shards)
+                and call.args
+                and ast.unparse(call.args[0]) == model
+            ):
+                if all(_side(each, optimizer) in ("", _side(each, call)) for each in branches):
+                    wrong.append(optimizer)
+                optimizer = None
         yield from wrong
 
 
@@ -145,7 +150,7 @@ def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield a step of an optimizer in a loop with a backward pass, in a script that clears gradients nowhere."""
     if CLEARS.search(code):
         return
-    made = _assigned(tree, OPTIMIZES)
+    optimizers = _assigned(tree, OPTIMIZES)
     for loop in nodes_of((ast.For, ast.While), tree):
         calls = _calls(loop)
         used = {ast.unparse(each) for call in calls for each in call.args if not _is_of_scaler(call)}
@@ -154,7 +159,7 @@ def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         for call in calls:
             name, _, method = ast.unparse(call.func).rpartition(".")
             steps = ast.unparse(call.args[0]) if _is_of_scaler(call) and call.args else name
-            if method == "step" and steps in made and steps not in used:
+            if method == "step" and steps in optimizers and steps not in used:
                 yield call
                 return
 
@@ -179,8 +184,8 @@ def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, a
     """
     if PASSES not in code:
         return
-    for name, made in _assigned(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
-        steps = next((ast.unparse(each.value) for each in made.keywords if each.arg == PASSES), "1")
+    for name, accelerator in _assigned(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
+        steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), "1")
         if steps == "1":
             continue
         backward = [call for call in _calls(tree) if ast.unparse(call.func) == f"{name}.backward" and call.args]
@@ -207,14 +212,14 @@ def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
 
 def _step_in_each(tree: ast.Module, backward: list[ast.Call]) -> ast.Call | None:
     """Return a step that follows each of these backward passes in their block, with no condition on the count."""
-    made = _assigned(tree, OPTIMIZES)
+    optimizers = _assigned(tree, OPTIMIZES)
     for block in (getattr(node, "body", None) for node in ast.walk(tree)):
         if not isinstance(block, list):
             continue
         calls = [each.value for each in block if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
         for call in itertools.dropwhile(lambda each: each not in backward, calls):
             name, _, method = ast.unparse(call.func).rpartition(".")
-            if method == "step" and name in made:
+            if method == "step" and name in optimizers:
                 return call
     return None
 
