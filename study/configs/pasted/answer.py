@@ -316,6 +316,8 @@ def _situations(pasted: Pasted, shown: list[Seen], seen: set[str]) -> list[Seen]
 def _otherwise(pasted: Pasted, error: OomError | None) -> list[Seen]:
     """Return what is said where nothing explains the text."""
     told = [*_two_releases(pasted)] or memory.was_full(pasted, error) or memory.sizes_asked(pasted)
+    if len(FLUSHES.findall(pasted.text)) >= FEW:
+        told = told or [each for each in fitting(pasted, {"slow"}) if each.id == PRESSED]
     if told or pasted.last_error or pasted.is_document or len(pasted.log.lines) >= FEW:
         return told
     return losses.guesses_by_words(pasted.text, pasted.question)

@@ -18,6 +18,7 @@ RESUMED = re.compile(
 )
 OF_STEPS = re.compile(rf"(?m)(?:^|\r)[ \t]*\d+%\|[^|\n]*{BAR.pattern}")  # bars of loading and of data have a name
 HALF = 0.5  # a rate below that share of what was to come does not go on
+RAISED = 1.5  # times what was to come: a log that begins late does not show the highest rate
 JUMP = 1.25  # times the losses before
 AS_AT_FIRST = 0.8  # of the first loss
 
@@ -93,6 +94,8 @@ def _rate(log: Log, before: list[Line], after: list[Line], since: str = "After t
     is_down = new[0] < HALF * min(old[-1], to_come)
     if is_up or (rises and is_down):
         return sign("rate-begins-again", log.text, after[0].place, **values)
+    if old[-1] <= old[-2] and new[0] > RAISED * max(old[-1], to_come):
+        return replace(sign("rate-begins-again", log.text, after[0].place, **values), sure="possible")
     return sign("rate-falls-on-resume", log.text, after[0].place, **values) if is_down else None
 
 

@@ -457,3 +457,5 @@ def test_flushes_are_the_cause_where_steps_are_slow_and_else_a_note():
     alone = answer(f"{FLUSHES}\n{FLUSHES}")
     assert alone.found == ()
     assert any("6 flushes of PyTorch's cache in 2 warnings" in note for note in alone.notes)
+    assert answer("\n".join([FLUSHES] * 3)).id == "memory-pressure-slow"
+    assert answer(f'"offload_optimizer": {{"device": "cpu"}}\n{FLUSHES}', "slow").id == "memory-pressure-slow"

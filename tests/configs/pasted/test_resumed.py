@@ -87,6 +87,14 @@ def test_a_resume_is_seen_by_the_line_of_a_loop(line):
     assert told.id == "loss-jumps-on-resume"
 
 
+def test_a_rate_that_is_higher_after_a_resume_may_begin_again_where_the_log_has_no_higher_one():
+    at_end = trainer(range(480, 510, 10), lambda step: 4.9e-6) + RESUMED.format(500)
+    answered = answer(at_end + trainer(range(510, 540, 10), lambda step: 1e-5))
+    assert (answered.id, answered.sure) == ("rate-begins-again", "possible")
+    assert "is 1e-05, and 4.9e-06 before" in answered.found[0].sentence
+    assert answer(at_end + trainer(range(510, 540, 10), lambda step: 5.5e-6)).found == ()
+
+
 def test_a_loss_as_at_the_beginning_is_told_from_a_jump():
     before = trainer(BEFORE, linear) + "Resuming from checkpoint out/checkpoint-500\n"
     assert "weights were not loaded" in answer(before + trainer(AFTER, linear, again(falling))).found[0].sentence
