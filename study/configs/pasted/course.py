@@ -12,7 +12,7 @@ from typing import Any
 
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.lines import FALLS, FEW, MANY, Line, Log, Series
-from study.configs.pasted.losses import BROKEN, RANDOM, USUAL_PASSES, VOCABULARIES, uniform
+from study.configs.pasted.losses import BROKEN, EXPLODED, RANDOM, USUAL_PASSES, VOCABULARIES, uniform
 from study.configs.pasted.tracebacks import Seen, sign
 from study.core.text import rounded
 
@@ -20,7 +20,6 @@ COURSE = 20  # lines that show where a loss goes
 MUCH_HIGHER = 3  # times the lowest, where there are fewer lines
 HIGHER, HIGHER_BY = 1.8, 0.5  # times the lowest, and more than it: where a loss ends that is lost
 NATS = 2.0  # more than it, whatever that is, if it is a mean over tokens: losses are logarithms
-EXPLODED = 10  # times the norms before: noise, warm-up and a hard row make less
 DISTILLED = re.compile(r"(?i)distill(?:ation|ed|ing|_)|teacher|\b(?:kd|kl)_loss")
 STEP = 0.1  # of the loss: so much it falls at least where an epoch begins that makes a stair
 LEVEL = 0.25  # of that fall: so little it moves within an epoch

@@ -47,6 +47,7 @@ RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and
 PARTS = 24  # of a log: in each its median counts
 SLOWER = {5: GROWN, 3: 2.0, 2: 3.0}  # times, if at least so many steps are on each side
 STOPS, LOST = 3.0, 0.1  # times the usual seconds, and the share of all that such steps take above these
+EXPLODED = 10  # times the norms before: noise, warm-up and a hard row make less
 SHARE = 0.9  # of the steps: a rate that is 0 after them is as it should be
 
 
@@ -129,8 +130,13 @@ def loss_is_nan(losses: Series) -> Seen | None:
     if all(is_finite):
         return None
     first = is_finite.index(False)
-    at_once = " from the first line on" if len(is_finite) > 1 else ""
-    return losses.sign("loss-nan", first, since=" from some step on: it was finite before" if first else at_once)
+    since = " from the first line on" if len(is_finite) > 1 else ""
+    if first:
+        *norms, last = (line.values.get("norm", math.nan) for line in losses.lines[:first])
+        since = " from some step on: it was finite before"
+        if norms and last > EXPLODED * statistics.median(norms):
+            since += f", with grad_norm {last:.3g} in the last line and {statistics.median(norms):.3g} until then"
+    return losses.sign("loss-nan", first, since=since)
 
 
 def loss_is_zero(losses: Series) -> Seen | None:

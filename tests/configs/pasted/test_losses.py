@@ -459,3 +459,13 @@ def test_flushes_are_the_cause_where_steps_are_slow_and_else_a_note():
     assert any("6 flushes of PyTorch's cache in 2 warnings" in note for note in alone.notes)
     assert answer("\n".join([FLUSHES] * 3)).id == "memory-pressure-slow"
     assert answer(f'"offload_optimizer": {{"device": "cpu"}}\n{FLUSHES}', "slow").id == "memory-pressure-slow"
+
+
+def test_gradients_that_explode_right_before_nan_are_named():
+    def lines(norms):
+        finite = [f"{{'loss': 1.9, 'grad_norm': {norm}, 'epoch': 0.0{at}}}" for at, norm in enumerate(norms)]
+        return "\n".join([*finite, "{'loss': nan, 'grad_norm': nan, 'epoch': 0.1}"])
+
+    named = "finite before, with grad_norm 48.2 in the last line and 0.8 until then"
+    assert named in answer(lines([0.8, 0.81, 0.79, 48.2])).found[0].sentence
+    assert "grad_norm" not in answer(lines([0.8, 0.81, 0.79, 2.2])).found[0].sentence
