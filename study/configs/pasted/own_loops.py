@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
-from study.configs.code import assignments, given, is_whole, nodes_of, parsed
 from study.configs.pasted.one_rank import Branches
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
 from study.configs.pasted.tracebacks import Seen, Sure
 from study.configs.pasted.words import meets
+from study.configs.scripts import is_whole
+from study.configs.syntax import assignments, function_of, given, nodes_of, parsed
 from study.known.findings import finding
 
 CLIPS = re.compile(r"(?:^|\butils\.(?:clip_grad\.)?)clip_grad_(?:norm|value)_$")
@@ -118,12 +119,12 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if KEEPS_TENSORS.search(code) or ".prepare(" in code or not re.search(SHARDERS, code):
         return
     functions = nodes_of(ast.FunctionDef, tree)
-    shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
+    shards = {each.name for each in functions if any(SHARDS.search(function_of(call)) for call in _calls(each))}
     for calls, branches in _scopes(tree):
         optimizer: ast.Call | None = None
         wrong: list[ast.Call] = []
         for call in calls:
-            name = ast.unparse(call.func)
+            name = function_of(call)
             if OPTIMIZES.search(name) and (match := PARAMETERS.search(" ".join(given(call)))):
                 optimizer, model, wrong = call, match[1], []
             elif (
@@ -154,10 +155,10 @@ def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     for loop in nodes_of((ast.For, ast.While), tree):
         calls = _calls(loop)
         used = {ast.unparse(each) for call in calls for each in call.args if not _is_of_scaler(call)}
-        if not any(ast.unparse(call.func).endswith("backward") for call in calls) or _assigned(loop, OPTIMIZES):
+        if not any(function_of(call).endswith("backward") for call in calls) or _assigned(loop, OPTIMIZES):
             continue
         for call in calls:
-            name, _, method = ast.unparse(call.func).rpartition(".")
+            name, _, method = function_of(call).rpartition(".")
             steps = ast.unparse(call.args[0]) if _is_of_scaler(call) and call.args else name
             if method == "step" and steps in optimizers and steps not in used:
                 yield call
@@ -165,7 +166,7 @@ def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
 
 
 def _is_of_scaler(call: ast.Call) -> bool:
-    return bool(re.search(r"(?i)scaler\w*\.\w+$", ast.unparse(call.func)))
+    return bool(re.search(r"(?i)scaler\w*\.\w+$", function_of(call)))
 
 
 def _assigned(tree: ast.AST, made_by: re.Pattern) -> dict[str, ast.Call]:
@@ -173,7 +174,7 @@ def _assigned(tree: ast.AST, made_by: re.Pattern) -> dict[str, ast.Call]:
     return {
         name: value
         for name, value in assignments(tree)
-        if isinstance(value, ast.Call) and made_by.search(ast.unparse(value.func))
+        if isinstance(value, ast.Call) and made_by.search(function_of(value))
     }
 
 
@@ -188,7 +189,7 @@ def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, a
         steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), "1")
         if steps == "1":
             continue
-        backward = [call for call in _calls(tree) if ast.unparse(call.func) == f"{name}.backward" and call.args]
+        backward = [call for call in _calls(tree) if function_of(call) == f"{name}.backward" and call.args]
         by = re.compile(rf"(?:{re.escape(steps)}|\w*\.?{PASSES}|(?i:[\w.]*accum\w*))$")
         for call in backward:
             if divisor := next((each for each in _divisors(tree, call) if by.match(each)), ""):
@@ -218,7 +219,7 @@ def _step_in_each(tree: ast.Module, backward: list[ast.Call]) -> ast.Call | None
             continue
         calls = [each.value for each in block if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
         for call in itertools.dropwhile(lambda each: each not in backward, calls):
-            name, _, method = ast.unparse(call.func).rpartition(".")
+            name, _, method = function_of(call).rpartition(".")
             if method == "step" and name in optimizers:
                 return call
     return None
@@ -229,7 +230,7 @@ def _labels_not_moved(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if "CausalLM" not in code or SHIFTS.search(code):
         return
     for call in _calls(tree):
-        if ast.unparse(call.func).endswith("cross_entropy"):
+        if function_of(call).endswith("cross_entropy"):
             logits, labels, *_ = [*given(call), "", ""]
             if "logits" in logits and re.search("labels|input_ids", labels):
                 yield call
@@ -241,7 +242,7 @@ def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         return
     unused = {node.value for node in nodes_of(ast.Expr, tree)}
     for call in _calls(tree):
-        name = ast.unparse(call.func)
+        name = function_of(call)
         if CLIPS.search(name) and name.endswith("norm_") and call not in unused:
             yield call
 
@@ -253,7 +254,7 @@ def _clipped_by_torch(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     prepared = _assigned(tree, PREPARES)
     for call in _calls(tree):
         match = re.match(r"(.+?)(?:\.module)?\.parameters\(\)", ast.unparse(call.args[0]) if call.args else "")
-        if CLIPS.search(ast.unparse(call.func)) and match and match[1] in prepared:
+        if CLIPS.search(function_of(call)) and match and match[1] in prepared:
             yield call
 
 
@@ -262,7 +263,7 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if "GradScaler" not in code or NO_SCALER.search(code):
         return
     for calls, branches in _scopes(tree):
-        names = [ast.unparse(call.func) for call in calls]
+        names = [function_of(call) for call in calls]
         if "unscale_" in code and not any(name.endswith("unscale_") for name in names):
             continue  # another function may do it before
         guards = [{*ast.walk(each)} for each in branches if OF_SCALER.search(ast.unparse(each.test))]
@@ -284,7 +285,7 @@ def _losses_kept(tree: ast.Module, code: str) -> Iterator[ast.Call | ast.AugAssi
     """Yield where a loop of updates adds its loss, as the backward pass had it, to what it never begins anew."""
     found: dict[int, ast.Call | ast.AugAssign] = {}
     for loop in nodes_of((ast.For, ast.While), tree):
-        calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
+        calls = [(call, function_of(call)) for call in _calls(loop)]
         if not any(name.endswith(".step") for _, name in calls):
             continue  # its micro-batches are of one update
         losses = {ast.unparse(_loss(call)) for call, name in calls if name.endswith("backward")}
@@ -340,7 +341,7 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         return
     by_rank = {name for name, value in assignments(tree) if RANKS.search(ast.unparse(value))}
     for call in nodes_of(ast.Call, tree):
-        if not LOADER.search(ast.unparse(call.func)):
+        if not LOADER.search(function_of(call)):
             continue
         shuffles = any(ast.unparse(each) == "shuffle=True" for each in call.keywords)
         if shuffles and not any(RANKS.search(each) or each in by_rank for each in given(call)):
@@ -356,7 +357,7 @@ def _steps_at_intervals(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         return
     engines = _assigned(tree, re.compile(r"(?:^|\.)deepspeed\.initialize$"))
     for loop in nodes_of((ast.For, ast.While), tree):
-        calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
+        calls = [(call, function_of(call)) for call in _calls(loop)]
         guarded = []
         for guard in nodes_of(ast.If, loop):
             if isinstance(guard.body[-1], ast.Continue):
@@ -381,7 +382,7 @@ def _slow(tree: ast.Module, code: str) -> Iterator[tuple[str, ast.Call, dict]]:
     loops = [
         loop
         for loop in nodes_of((ast.For, ast.While), tree)
-        if ON_GPU.search(code) and any(ast.unparse(call.func).endswith("backward") for call in _calls(loop))
+        if ON_GPU.search(code) and any(function_of(call).endswith("backward") for call in _calls(loop))
     ]
     read = " ".join(ast.unparse(loop.iter) for loop in loops if isinstance(loop, ast.For))
     for name, call in _assigned(tree, LOADER).items():
@@ -398,7 +399,7 @@ def _slow(tree: ast.Module, code: str) -> Iterator[tuple[str, ast.Call, dict]]:
         is_outer = sum(each in ast.walk(loop) for each in loops) > 1
         for call in () if is_outer else _calls(loop):
             names = map(ast.unparse, nodes_of((ast.Name, ast.Attribute), call))
-            is_read = READS.search(ast.unparse(call.func)) and any(map(LOSS.search, names))
+            is_read = READS.search(function_of(call)) and any(map(LOSS.search, names))
             if is_read and not any(_side(each, call) for each in branches):
                 yield "read_in_each_step", call, {}
                 break
