@@ -91,18 +91,17 @@ class _Configs:
         self.tree = tree
         self.values: dict[str, list[ast.expr]] = {}  # by names
         self.contents: dict[str, Any] = {}  # of names that have one value
-        nodes = [*ast.walk(tree)]
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        for node in nodes_of(ast.Assign, tree):
+            if isinstance(node.targets[0], ast.Name):
                 self.values.setdefault(node.targets[0].id, []).append(node.value)
-        names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-        names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+        names = [each.id for each in nodes_of(ast.Name, tree) if isinstance(each.ctx, ast.Store)]
+        names += [each.arg for each in nodes_of(ast.arg, tree)]
         for name, values in [*self.values.items()]:  # a loop, or a function, may have the name of a number as well
             if names.count(name) > 1 and not any(map(_is_dict, values)):
                 del self.values[name]
-        unsure = [node for node in nodes if isinstance(node, ast.If | ast.For | ast.While | ast.Try)]
+        unsure = nodes_of((ast.If, ast.For, ast.While, ast.Try), tree)
         inside = {each for node in unsure if MAIN not in ast.unparse(node) for each in ast.walk(node)}
-        statements = [node for node in nodes if isinstance(node, ast.Assign | ast.Expr)]
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Expr)]
         self.changed = [(node, self._changed(node, is_sure=node not in inside)) for node in statements]
 
     def write_out(self, lines: list[bytearray]) -> None:
@@ -246,7 +245,7 @@ def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
     of_command = _of_commands(tree)
     defaults = _constants(_of_parsers(tree) | of_command)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)]
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = {each.id for each in nodes_of(ast.Name, tree) if isinstance(each.ctx, ast.Store)}
     set_later = _set_later(tree)
     lines, taken = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")], set()
     for node in sorted(nodes, key=lambda each: (each.lineno, each.col_offset), reverse=True):
