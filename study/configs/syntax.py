@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from typing import TypeVar
 
@@ -20,6 +21,11 @@ def parsed(text: str) -> ast.Module | None:
 def nodes_of(kind: type[Node] | tuple[type[Node], ...], tree: ast.AST | None) -> list[Node]:
     """Return the nodes of a kind, or of several, in the syntax of a text. What is no Python has none."""
     return [node for node in ast.walk(tree) if isinstance(node, kind)] if tree else []
+
+
+def calls_by_line(tree: ast.AST) -> list[ast.Call]:
+    """Return the calls of a scope and of those in it, by lines."""
+    return sorted(nodes_of(ast.Call, tree), key=lambda each: (each.lineno, each.col_offset))
 
 
 def function_of(call: ast.Call) -> str:
@@ -45,9 +51,26 @@ def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
                 yield ast.unparse(each), node.value
 
 
+def assigned_calls(tree: ast.AST, made_by: re.Pattern) -> dict[str, ast.Call]:
+    """Return what is assigned from such calls, by names."""
+    return {
+        name: value
+        for name, value in assignments(tree)
+        if isinstance(value, ast.Call) and made_by.search(function_of(value))
+    }
+
+
 def imported(tree: ast.Module) -> Iterator[str]:
     """Yield the first names of modules that a script imports; an empty one for a relative import."""
     for node in nodes_of(ast.Import, tree):
         yield from (each.name.partition(".")[0] for each in node.names)
     for of in nodes_of(ast.ImportFrom, tree):
         yield "" if of.level else (of.module or "").partition(".")[0]
+
+
+def side_of(branch: ast.If, call: ast.Call) -> str:
+    """Return in which side of a branch a call is. Empty: in none."""
+    for side in ("body", "orelse"):
+        if any(call is each for part in getattr(branch, side) for each in ast.walk(part)):
+            return side
+    return ""
