@@ -228,8 +228,8 @@ class Branches:
         named = Counter(each.name for each in functions)
         self.own = {name: self.functions[name] for name, times in named.items() if times == 1}
         self.mentions = Counter(getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(tree))
-        held = [each.optional_vars for each in nodes_of(ast.withitem, tree)]
-        self.held = {ast.unparse(each) for each in held if each}
+        items = nodes_of(ast.withitem, tree)
+        self.opened = {ast.unparse(each.optional_vars) for each in items if each.optional_vars}
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)
         for name, value in assignments(tree):
             if not isinstance(value, ast.Constant):
@@ -272,7 +272,7 @@ class Branches:
     def _calls(self, parts: Sequence[ast.AST], ranks: str) -> Iterator[Alone]:
         assigned = [(name, ast.unparse(value)) for part in parts for name, value in assignments(part)]
         # A model that these ranks make needs no others, nor one whose weights a `with` has gathered.
-        of_these = {*self.held, *(name for name, value in assigned if not MODEL.search(value))}
+        of_these = {*self.opened, *(name for name, value in assigned if not MODEL.search(value))}
         for call in (each for part in parts for each in nodes_of(ast.Call, part)):
             first, dot, rest = function_of(call).partition(".")
             if MODEL.match(first) and first in of_these:
