@@ -16,6 +16,7 @@ from study.configs.commands import FLAG, Command, commands_in
 from study.configs.settings import AUTO, HALVES, Setting, descriptions, done_by_program, same, zero_section
 from study.configs.shown import shown
 from study.configs.sources import ACCELERATE, DEEPSPEED, NAMES_ANOTHER, TRAINER, kind_of, plain
+from study.configs.syntax import called, function_of, nodes_of, parsed
 from study.core.arms import config_of_yaml
 from study.core.files import from_json, from_yaml, section_at, value_at
 from study.core.library_defaults import library_defaults
@@ -163,14 +164,14 @@ def _clipped(name: str, text: str, launched: dict[str, Any]) -> Iterator[Finding
         limits, counts = {limit}, f"{limit:g} of its config"
     for call, values in code.calls(text, CLIPS):
         asked = values.get("max_norm", code.constant(call.args[1]) if len(call.args) > 1 else AUTO)
-        is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in ast.unparse(call.func)
+        is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in function_of(call)
         if is_of_accelerator and is_number(asked) and asked not in limits:
             yield finding("clipping_of_config", counts=counts, asked=asked, place=f"{name}:{call.lineno}")
 
 
 def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Finding]:
     """Yield the first line that gives from_pretrained a device_map beside DeepSpeed, of which it may know by then."""
-    tree = code.parsed(text)
+    tree = parsed(text)
     if tree is None:
         return
     known = [call for call, _ in code.calls(text, KNOWS_STAGE)]
@@ -191,7 +192,7 @@ def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Fin
 
 
 def _functions_around(call: ast.Call, tree: ast.Module) -> list[ast.FunctionDef]:
-    functions = code.nodes_of(ast.FunctionDef, tree)
+    functions = nodes_of(ast.FunctionDef, tree)
     return [each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
 
 
@@ -248,7 +249,7 @@ def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Argume
     filled, _ = code.with_defaults(text, commands[0].line if len(commands) == 1 else "")
     for (call, values), written in zip(code.calls(filled, TRAINERS), of_itself, strict=True):
         places = {each.arg: f"{name}:{each.value.lineno}" for each in call.keywords if each.arg}
-        defaults = _defaults([] if "**" in values else [code.called(call)])
+        defaults = _defaults([] if "**" in values else [called(call)])
         may_be = frozenset(() if commands else (each for each in values if written[each] != values[each]))
         yield Arguments(values, places, defaults, may_be)
 

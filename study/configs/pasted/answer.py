@@ -8,7 +8,6 @@ from textwrap import shorten
 from types import MappingProxyType
 from typing import Literal
 
-from study.configs.code import parsed
 from study.configs.oom.reading import OomError
 from study.configs.pasted import (
     course,
@@ -44,6 +43,7 @@ from study.configs.pasted.told import foreign_layer, printed_shapes, told
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import only, sentences
+from study.configs.syntax import parsed
 from study.core.shapes import models
 from study.core.text import number_of
 from study.known.faults import named
