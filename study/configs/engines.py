@@ -16,7 +16,7 @@ from study.configs.commands import COMMENT
 from study.configs.pasted import condense
 from study.configs.pasted.lines import Log
 from study.core.errors import Stop
-from study.known.findings import Finding, finding, in_a_sentence
+from study.known.findings import Finding, finding
 
 ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MULTI_GPU": "DDP"}
 LAUNCH = re.compile(r"\b(accelerate[ -]launch|torchrun|deepspeed(?=(?: +--[\w-]+[ =]\S+)* +[\w./-]+\.py))\b")
@@ -157,10 +157,6 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
     if counts and counts[0].what == "FSDP":
         yield from _recomputed_twice(texts)
     yield from arguments.contradicted(texts)
-
-
-def in_words(texts: Mapping[str, str]) -> list[str]:
-    return [*map(in_a_sentence, contradictions(texts))]
 
 
 def started(findings: Iterable[Finding], words: Iterable[str | Path]) -> list[str]:
