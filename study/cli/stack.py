@@ -44,8 +44,8 @@ def stack(
             says what the training is. Several count together.
             A config among them is as --config. Without any: those of the record, or of this environment.
         config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
-        symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults
-            with it come first. `study diagnose --symptom` says what it may mean without any release.
+        symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm, slow) or in your words:
+            faults with it come first. `study diagnose --symptom` says what it may mean without any release.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
     refuse_contradictions(flags)

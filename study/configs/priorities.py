@@ -183,6 +183,7 @@ def symptoms(words: str) -> set[str]:
     said = sentences(words)
     if seen := matching.symptoms(said, {each.id for each in losses.signs_in_words("", said)}):
         return seen
-    what = f"--symptom {words!r:.80} names nothing that faults are known by"
-    listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
-    raise Stop(what, nearest(words.lower().replace("_", "-"), matching.symptoms_by_word(), otherwise=listed))
+    known = ", ".join(sorted(table().symptoms))
+    what = f"--symptom {words!r:.80} names nothing that faults are known by ({known})"
+    seen_as = "say one of these, or a sentence with the numbers"
+    raise Stop(what, nearest(words.lower().replace("_", "-"), matching.symptoms_by_word(), otherwise=seen_as))
