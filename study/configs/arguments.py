@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study.configs import code
+from study.configs import accelerators, code
 from study.configs.commands import FLAG, Command, commands_in
 from study.configs.settings import AUTO, HALVES, Setting, descriptions, done_by_program, same, zero_section
 from study.configs.shown import shown
@@ -125,6 +125,8 @@ def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
     launched = _launched(contents, commands)
     of_deepspeed = [*launched, *(each for each in contents.values() if kind_of(each) == DEEPSPEED)]
     for name, text in given.items():
+        if name.endswith(".py"):
+            yield from accelerators.overruled(name, text, contents, commands)
         if name.endswith(".py") and len(launched) == 1:
             yield from _clipped(name, text, launched[0])
         if name.endswith(".py") and of_deepspeed:

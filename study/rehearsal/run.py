@@ -115,6 +115,7 @@ def run_script(path: Path, skips: list[str], module_name: str | None = None) -> 
     exec(compile(tree, str(path), "exec"), vars(script))  # noqa: S102 - it is the user's own script
 
 
+LOOKS_UP, PASSES_ON = re.compile("__get(attr|attribute|item)__"), re.compile(r"^raise\b|\(\*args, \*\*kwargs\)")
 # As libraries say what a setting needs, in place of Python.
 NOT_INSTALLED = re.compile(r"\bpip install\b|\b(is not|to be) installed\b")
 
@@ -143,18 +144,26 @@ def failed(error: BaseException, script: Script, left_out: Sequence[str] = ()) -
         kind, message = "missing", f"it reads a value of {' or '.join(left_out)}, not installed here ({message})"
     elif not isinstance(error, NoValue):
         message = f"{type(error).__name__}: {message}"
-        if is_own(error):
+        if is_own(error, script):
             kind, message = "own", f"it failed itself, which says nothing of your training ({message})"
     trace = "".join(traceback.format_exception(error))
     return Failure(kind, message, where, code, trace)
 
 
-def is_own(error: BaseException) -> bool:
-    """Whether a line of this package failed, and does not raise what libraries raise on the rented machine."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    is_here = Path(last.filename).is_relative_to(Path(study.__file__).parent)
+def is_own(error: BaseException, script: Script) -> bool:
+    """Whether a line of this package failed, and does not raise or pass on what libraries raise on the rented machine.
+
+    Of what is looked up in vain, that is the line that asks for it, and not a `__getattr__` or `__getitem__`.
+    """
+    while error.__cause__ and error.__cause__.__traceback__:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    asks = [frame for frame in frames if script.owns(frame.filename) or not LOOKS_UP.fullmatch(frame.name)]
+    is_here = bool(asks) and Path(asks[-1].filename).is_relative_to(Path(study.__file__).parent)
+    if not is_here or script.owns(asks[-1].filename):
+        return False
     is_mistake = isinstance(error, AttributeError | NameError | KeyError | AssertionError)
-    return is_here and is_mistake and not (last.line or "").startswith("raise")
+    return is_mistake and not PASSES_ON.search(asks[-1].line or "")
 
 
 if __name__ == "__main__":

@@ -373,6 +373,8 @@ def test_a_flag_of_the_launch_command_is_read_and_torchrun_reads_no_yaml(tmp_pat
     assert said("accelerate launch train.py --deepspeed ds.json") == ["engine_of_script"]
     assert said("accelerate launch train.py \\\n  --deepspeed ds.json") == ["engine_of_script"]
     assert said("accelerate launch --use_deepspeed train.py", "fsdp=", "") == ["fsdp_beside_deepspeed"]
+    assert said("accelerate launch --multi_gpu train.py", "none", YAML["DeepSpeed"]) == ["engine_of_launcher"]
+    assert "DDP trains" in next(contradictions(texts_of([*tmp_path.iterdir()]))).sentence
     assert said("torchrun --nproc-per-node 8 train.py --deepspeed ds.json") == []
     assert said("torchrun --nproc-per-node 8 train.py", "deepspeed=") == []
     assert said("accelerate launch train.py --deepspeed_config ds.json  # --deepspeed ds.json") == []

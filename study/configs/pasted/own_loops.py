@@ -51,6 +51,7 @@ ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepS
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
 CLIPS_NOT = {**dict.fromkeys("123", "clipped_nothing"), "FSDP1": "clipped_part"}
+INITIALIZES = re.compile(r"(?:^|\.)deepspeed\.initialize$")
 PREPARES = re.compile(r"(?:\.prepare|deepspeed\.initialize|(?:^|\.)(?:FSDP|FullyShardedDataParallel))$")
 DETACHES = re.compile(r"\.(?:item|detach|data|tolist|numpy)\b|\bfloat\(")
 STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
@@ -162,24 +163,44 @@ def _is_of_scaler(call: ast.Call) -> bool:
 
 
 def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, ast.Call, dict]]:
-    """Yield a loss that the script divides before Accelerate does, and an update in each of Accelerate's micro-batches.
+    """Yield a loss that the script divides before its library does, and an update in each micro-batch of Accelerate's.
 
-    `Accelerator.backward` divides by gradient_accumulation_steps, also without accumulate() (accelerator.py:2851).
+    `Accelerator.backward` divides by gradient_accumulation_steps, also without accumulate() (accelerator.py:2851), and
+    DeepSpeed's engine if scale_wrt_gas is True (runtime/engine.py:3413 of 0.19.8).
     """
     if PASSES not in code:
         return
+    for name in assigned_calls(tree, INITIALIZES):
+        for call in _backward(tree, name):
+            own = [
+                each for each in _divisors(tree, call) if each == f"{name}.{PASSES}()" or f"'{PASSES}': {each}" in code
+            ]
+            if own and "scale_wrt_gas" not in ast.unparse(call):
+                yield (
+                    "divided_again",
+                    call,
+                    {"by": own[0], "steps": f"{name}.{PASSES}()", "backward": f"{name}.backward"},
+                )
+                break
     for name, accelerator in assigned_calls(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
-        steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), "1")
+        own = f"{name}.{PASSES}"  # as the launcher or a plugin says it, if the call does not
+        steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), own)
         if steps == "1":
             continue
-        backward = [call for call in calls_by_line(tree) if function_of(call) == f"{name}.backward" and call.args]
+        backward = _backward(tree, name)
         by = re.compile(rf"(?:{re.escape(steps)}|\w*\.?{PASSES}|(?i:[\w.]*accum\w*))$")
         for call in backward:
-            if divisor := next((each for each in _divisors(tree, call) if by.match(each)), ""):
-                yield "divided_again", call, {"by": divisor, "steps": steps}
+            divisors = _divisors(tree, call)
+            if divisor := next((each for each in divisors if each == own or (steps != own and by.match(each))), ""):
+                yield "divided_again", call, {"by": divisor, "steps": steps, "backward": f"{name}.backward"}
                 break
-        if backward and not ACCUMULATES.search(code) and (step := _step_in_each(tree, backward)):
+        if steps != own and backward and not ACCUMULATES.search(code) and (step := _step_in_each(tree, backward)):
             yield "accumulate_unused", step, {"watched": SimpleNamespace(loss_parts=steps)}
+
+
+def _backward(tree: ast.Module, name: str) -> list[ast.Call]:
+    """Return the calls of backward of an Accelerator or an engine, with a loss."""
+    return [call for call in calls_by_line(tree) if function_of(call) == f"{name}.backward" and call.args]
 
 
 def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
@@ -338,7 +359,7 @@ def _steps_at_intervals(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """
     if "set_gradient_accumulation_boundary" in code:
         return
-    engines = assigned_calls(tree, re.compile(r"(?:^|\.)deepspeed\.initialize$"))
+    engines = assigned_calls(tree, INITIALIZES)
     for loop in nodes_of((ast.For, ast.While), tree):
         calls = [(call, function_of(call)) for call in calls_by_line(loop)]
         guarded = []

@@ -123,6 +123,10 @@ CROSS = "loss = F.cross_entropy"
 FOUR, EIGHT = " " * 4, " " * 8
 WITHIN = f"{FOUR}with accelerator.accumulate(model):\n"
 BACKWARD_4 = f"{EIGHT}accelerator.backward(loss)\n{EIGHT}" + UPDATE.format(EIGHT)
+STEPS = "gradient_accumulation_steps"
+OF_PLUGIN = ACC.format(steps="").replace(f"{STEPS}=", "")
+ENGINE = "import deepspeed\nengine, *_ = deepspeed.initialize(model=model, config=config)\nfor rows in loader:\n"
+OF_ENGINE = "    engine.backward(loss)\n    engine.step()\n"
 # Loops, and the mistakes of each: none, if it is right.
 OWN_LOOPS = {
     f"{ADAM}\n{SHARD}\n{TRAIN}": ["optimizer_of_other_tensors"],
@@ -154,6 +158,18 @@ OWN_LOOPS = {
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss / 4\n{BACKWARD_4}": ["divided_again"],
     f"{ACC.format(steps=16)}{WITHIN}{EIGHT}loss = loss_of(rows)\n{EIGHT}loss /= 16\n{BACKWARD_4}": ["divided_again"],
     f"{ACC.format(steps='args.accum')}{WITHIN}{EIGHT}loss = f(rows) / args.accum\n{BACKWARD_4}": ["divided_again"],
+    # By what the library itself says: it divides by that in any case.
+    f"{OF_PLUGIN}{WITHIN}{EIGHT}loss = f(rows) / accelerator.{STEPS}\n{BACKWARD_4}": ["divided_again"],
+    f"{OF_PLUGIN}{WITHIN}{EIGHT}loss = f(rows) / 4\n{BACKWARD_4}": [],  # of the launcher may be 1
+    f"{ENGINE}    loss = f(rows) / engine.{STEPS}()\n{OF_ENGINE}": ["divided_again"],
+    f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}".replace("d(loss", f"d(loss / engine.{STEPS}()"): ["divided_again"],
+    f"config = {{'{STEPS}': args.accum}}\n{ENGINE}    loss = f(rows)\n    loss /= args.accum\n{OF_ENGINE}": [
+        "divided_again"
+    ],
+    f"{ENGINE}    loss = f(rows) / engine.{STEPS}()\n{OF_ENGINE}".replace("(loss)", "(loss, scale_wrt_gas=False)"): [],
+    f"{ENGINE}    loss = f(rows) / rows.tokens\n{OF_ENGINE}": [],
+    f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}    print(loss / engine.{STEPS}())\n": [],
+    f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}    loss = loss / engine.{STEPS}()\n": [],
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss\n{BACKWARD_4}": [],
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss / rows.tokens\n{BACKWARD_4}": [],
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss\n{BACKWARD_4}    print(loss / 4)\n": [],
