@@ -43,6 +43,7 @@ RATE = re.compile(
     rf"(?:CurrSamplesPerSec=|\btps: *|\b{UNIT}\b[\"']?[:= ] *)(\d[\d,]*\.?\d*)"
     rf"|\b(?:step|loss|iter(?:ation)?)\b[^\n]{{0,300}}?(?<![\w.,])(\d[\d,]*\.?\d*) ?{UNIT}\b(?![:=])"
 )
+RANK = re.compile(r"(?:[ \t]*\[(?:rank|default)\d+\])?")  # as torchrun and torchtitan begin a line
 RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
 PARTS = 24  # of a log: in each its median counts
 SLOWER = {5: GROWN, 3: 2.0, 2: 3.0}  # times, if at least so many steps are on each side
@@ -299,18 +300,27 @@ def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", 
     of_bars = [(each.start(), _seconds(each)) for each in bars if each[2] == total]
     seconds = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
     if of_bars or seconds:
-        return of_bars or seconds, "bar" if of_bars else "seconds"
+        return of_bars or _of_one_rank(log.text, seconds), "bar" if of_bars else "seconds"
     rates = [(each.start(), float((each[1] or each[2]).replace(",", ""))) for each in RATE.finditer(log.text)]
-    return [(place, 1 / rate) for place, rate in rates if rate], "rate"
+    return _of_one_rank(log.text, [(place, 1 / rate) for place, rate in rates if rate]), "rate"
+
+
+def _of_one_rank(text: str, steps: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the steps of one rank, where each prints them: its first step is one, and not as many as ranks."""
+    ranks = [RANK.match(text, text.rfind("\n", 0, place) + 1)[0] for place, _ in steps]
+    return [step for step, rank in zip(steps, ranks, strict=True) if rank == statistics.mode(ranks)]
 
 
 def _steadily(seconds: list[float]) -> tuple[int, float, float] | None:
-    """Return where the last of eight parts begins, and the seconds of the first and the last, if all but one rise."""
+    """Return where the last of eight parts begins, and the seconds of the second and the last, if all but one rise.
+
+    The first step compiles, or a rate counts it wrongly: the second part says whether they grow.
+    """
     part, middles = _medians(seconds, 8)
     rises = sorted(after - RISES * before for before, after in itertools.pairwise(middles))
-    if len(seconds) <= 4 or rises[1] <= 0 or middles != sorted(middles) or middles[-1] <= GROWN * middles[0]:
+    if len(seconds) <= 4 or rises[1] <= 0 or middles != sorted(middles) or middles[-1] <= GROWN * middles[1]:
         return None
-    return len(seconds) - part, middles[0], middles[-1]
+    return len(seconds) - part, middles[1], middles[-1]
 
 
 def _late(seconds: list[float]) -> tuple[int, float, float] | None:

@@ -342,6 +342,19 @@ def test_steps_that_grow_are_told_in_whatever_form_their_time_stands(form):
         assert answer(lines(well)).id != "steps-slow-down"
 
 
+@pytest.mark.parametrize("form", [TIMED[0], TIMED[6], TIMED[7], "[rank{rank}]: " + TIMED[6]])
+def test_a_first_step_that_was_counted_otherwise_is_no_trend(form):
+    def told(seconds):
+        steps = enumerate(seconds)
+        rows = [form.format(step=step, s=s, rate=40 / s, rank=rank) for step, s in steps for rank in range(4)]
+        rows = rows if "{rank}" in form else rows[::4]
+        return answer("\n".join(row.replace("2.3", f"2.{999 - at}") for at, row in enumerate(rows))).id
+
+    assert told([0.4, 1.0, 1.05, 1.1, 1.15]) != "steps-slow-down"
+    assert told([0.4, 1.0, 1.0]) != "steps-slow-down"
+    assert told([0.9, 1.0, 1.3, 1.7, 2.2, 2.9]) == "steps-slow-down"
+
+
 TIMED_ONCE = "loss {:.3f} step_time {}s"
 SLOWER = (1.1, 1.12, 1.31, 1.58, 1.97, 2.41)  # the second is hardly slower
 GROWING = [
