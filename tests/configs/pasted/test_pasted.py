@@ -139,6 +139,28 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
             assert id in [each.id for each in tracebacks.errors(text)], text
 
 
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("RuntimeError: Expected all tensors to be on the same devic", "two-devices"),
+        ("RuntimeError: CUDA error: device-side assert trigg...", "device-assert"),
+        ("ValueError: DeepSpeed Zero-3 is not compatible wit", "zero3-device-map"),
+        # What differs is cut off, or nothing is.
+        ("RuntimeError: Expected all tensors to be on the same device, but found at least two device", ""),
+        ("RuntimeError: CUDA error: operation n", ""),
+        ("AttributeError: 'NoneType' object has no attr", ""),
+        ("AttributeError: 'Odd' object has no attribute 'd", ""),
+        ("RuntimeError: Expected all ten", ""),
+        ("RuntimeError: Expected all tensors to be on the same devices", ""),
+        ("RuntimeError: Expected all tensors to be on the same devic\nTraining goes on", ""),
+    ],
+)
+def test_a_message_that_is_cut_at_the_end_of_a_text_is_known_if_it_is_one_alone(line, id):
+    told = answer(f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    main()\n{line}')
+    assert (told.id, told.is_answered) == (id, bool(id))
+    assert not {*"{}"} & {*"".join(each.sentence + each.remedy for each in told.found)}
+
+
 def test_a_difference_that_a_library_accepts_is_no_error():
     differ = "Installed CUDA version 12.2 does not match the version torch was compiled with 12.4"
     accepted = f"{differ} but since the APIs are compatible, accepting this combination"
