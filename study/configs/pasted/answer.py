@@ -177,8 +177,9 @@ def _hanging(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
     """Return what the text shows: messages, who waits for whom, and what the lines of a trainer say."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
-    if pasted.last_error:  # what follows, and is no error itself, says less
-        errors = [each for each in errors if not each.follows or ERROR.search(each.line)]
+    if pasted.last_error:  # what follows says less, unless it is that error
+        is_last = tracebacks.follows(pasted.last_error)
+        errors = [each for each in errors if not each.follows or (is_last and ERROR.search(each.line))]
     is_fsdp = str(pasted.said.get("stage")).startswith("FSDP")
     if is_fsdp and not errors and (foreign := foreign_layer(pasted.text)):
         errors = [_not_in_the_model(pasted, *foreign)]

@@ -152,7 +152,11 @@ def loss_is_zero(losses: Series) -> Seen | None:
         return None
     written = sorted({f"{norm:.4g}" for norm in norms})
     beside = f", with grad_norm {' or '.join(written)}" if len(written) in (1, 2) else ""
-    return losses.sign("loss-zero", values.index(0), beside=beside)
+    first = values.index(0)
+    before = [line.values.get("norm", 0.0) for line in losses.lines[:first]]
+    wrong = [*itertools.takewhile(lambda norm: not math.isfinite(norm), reversed(before))]
+    beside += f", after a line with grad_norm {wrong[-1]:g}" if wrong else ""
+    return losses.sign("loss-zero", first - len(wrong), beside=beside)
 
 
 def _is_rounded(losses: list[float], norms: list[float]) -> bool:
@@ -182,10 +186,8 @@ def norm_is_a_mark(norms: Series) -> Seen | None:
 
 def norm_is_nan(norms: Series) -> Seen | None:
     """The last two norms are not finite."""
-    last = norms.values[-2:]
-    if len(last) < 2 or any(map(math.isfinite, last)):
-        return None
-    return norms.sign("norm-nan", -1)
+    wrong = [*itertools.takewhile(lambda norm: not math.isfinite(norm), reversed(norms.values))]
+    return norms.sign("norm-nan", -len(wrong)) if len(wrong) > 1 else None
 
 
 def evaluation_stands_still(log: Log) -> Seen | None:
@@ -230,23 +232,24 @@ def norm_is_scaled(norms: Series) -> Seen | None:
 
 def steps_overflow(log: Log) -> Seen | None:
     """Steps are skipped, more than the ten or so with which fp16 begins: its first scale is too high."""
-    count, last, low = 0, 0, math.inf
+    count, first, last, low = 0, 0, 0, math.inf
     for match in OVERFLOW.finditer(log.text):
         scale = float(match[1] or 0)
         count = count + 1 if scale <= low else 1  # a scale that rose in between had steps that were taken
+        first = match.start() if count == 1 else first
         last, low = match.start(), float(match[2] or match[1] or 0)
     # A norm or a rate of 0 in all lines, up to the last of them: no step was taken between.
     are_zero = [each.lines for each in (log.norms, log.rates) if len(each.values) >= FEW and not any(each.values)]
     is_still = any(lines[-2].place < last for lines in are_zero)
     if count > MOST_OVERFLOWS or (count and (is_still or 0 < low <= 1)):
-        return sign("overflow-skips", log.text, last, count=count)
+        return sign("overflow-skips", log.text, first, count=count)
     for _, step, skipped, _ in log.progress[-1:]:
         if skipped > max(MOST_OVERFLOWS, step / 2):
             return sign("overflow-skips", log.text, log.progress[0][0], count=skipped)
     of_megatron = [(int(match[1]), match.start()) for match in SKIPPED.finditer(log.text)]
     at_end = [*itertools.takewhile(lambda each: each[0], reversed(of_megatron))]
     count = sum(skipped for skipped, _ in at_end)
-    return sign("overflow-skips", log.text, at_end[0][1], count=count) if count > MOST_OVERFLOWS else None
+    return sign("overflow-skips", log.text, at_end[-1][1], count=count) if count > MOST_OVERFLOWS else None
 
 
 def rate_ends(rates: Series) -> Seen | None:

@@ -21,7 +21,7 @@ BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ p
 # How a library goes on that lets two releases differ, as they are compatible (deepspeed/ops/op_builder/builder.py:117).
 ACCEPTED = re.compile(r"[\s\d.]*\bbut\s+since\b[^\n]*\n?[^\n]*\baccepting\b")
 # An error that ends a text, and the words with which a pattern begins. What is cut shows at least so much of them.
-LAST = re.compile(r"(?P<name>\w+(?:Error|Exception): )(?:CUDA error: )?(?P<said>[^\n]{20,}?)[ .\u2026]*\s*\Z")
+LAST = re.compile(r"(?P<name>(?<!\w)\w{0,80}(?:Error|Exception): )(?:CUDA error: )?(?P<said>[^\n]{20,}?)[ .\u2026]*\s*\Z")
 BEGINS = re.compile(r"(?:^|\|)(?:\(\?:)*((?:[^\\.^$*+?{}\[\]|()\n]|\\[^\w\n]|\\x27)+)(?![?*{])")
 SHOWN = 0.75
 CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
@@ -139,6 +139,12 @@ def errors(text: str) -> list[Seen]:
     hidden = {other for id in found for other in messages()[id].hides}
     told = [_as_cause(seen, found) for id, seen in found.items() if id not in hidden]
     return sorted(told, key=lambda seen: (seen.follows, seen.place))
+
+
+@functools.lru_cache
+def follows(line: str) -> bool:
+    """Whether the line of an error tells of a consequence of another one."""
+    return any(row.follows and _over_lines(row.pattern).search(line) for row in messages().values())
 
 
 def _cut(text: str, last: re.Match) -> Iterator[Seen]:

@@ -298,6 +298,34 @@ def test_each_sign_of_a_log_has_words_without_braces():
         assert not {*"{}"} & {*seen.sentence, *seen.remedy}
 
 
+WELL_UP_TO_9 = "".join(
+    f"{{'loss': {2.4 - step / 99:.3f}, 'grad_norm': 1.{step}, 'epoch': 0.{step}}}\n" for step in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "id", "quoted"),
+    [
+        ((("2.31", "nan"), *3 * [("0.0", "nan")]), "loss-zero", "{'loss': 2.31, 'grad_norm': nan"),
+        ((("7841", "inf"), ("2.31", "nan"), ("0.0", "nan")), "loss-zero", "{'loss': 7841, 'grad_norm': inf"),
+        ((("2.31", "nan"), ("2.32", "1.1"), *3 * [("0.0", "nan")]), "loss-zero", "{'loss': 0.0, 'grad_norm': nan"),
+        (3 * (("0.0", "nan"),), "loss-zero", "{'loss': 0.0, 'grad_norm': nan"),
+        ((("2.31", "inf"), ("2.32", "nan"), ("2.33", "nan")), "norm-nan", "{'loss': 2.31, 'grad_norm': inf"),
+    ],
+)
+def test_the_line_that_is_quoted_is_the_first_with_trouble(lines, id, quoted):
+    told = answer(
+        WELL_UP_TO_9 + "".join(f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': 0.9}}\n" for loss, norm in lines)
+    )
+    assert (told.id, told.found[0].line.startswith(quoted)) == (id, True)
+
+
+def test_the_overflow_that_is_quoted_is_the_first_of_those_without_a_step_between():
+    before = OVERFLOW.format(2**16, 2**15) + OVERFLOW.format(2**15, 2**14)
+    told = answer(before + "".join(OVERFLOW.format(2**scale, 2 ** (scale - 1)) for scale in range(24, 0, -1)))
+    assert (told.id, f"scale: {2**24}," in told.found[0].line) == ("overflow-skips", True)
+
+
 TIMED = [
     "step {step} loss 2.3 step_time {s:.2f}s tokens/s 40000",
     "iter {step}: loss 2.3, time {ms:.2f}ms, mfu 30%",

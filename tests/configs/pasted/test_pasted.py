@@ -569,6 +569,21 @@ def test_a_consequence_is_told_only_without_the_error_that_it_follows(error, id)
     assert not {*found} & {*CONSEQUENCES}
 
 
+RAISED = 'Traceback (most recent call last):\n  File "{file}.py", line 4, in f\n    g()\n{error}\n'
+
+
+@pytest.mark.parametrize(
+    "line", ["RuntimeError: gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:12", "X: ncclRemoteError"]
+)
+def test_an_error_that_is_not_known_is_quoted_and_not_what_follows_on_another_rank(line):
+    own, lost = RAISED.format(file="own", error="KeyError: 'foo'"), RAISED.format(file="lost", error=line)
+    for text in (own + lost, lost + own):
+        told = answer(text)
+        assert told.found == ()
+        assert told.nothing == "This error is not known here: KeyError: 'foo'. It comes from line 4 of own.py"
+    assert [each.follows for each in answer(lost).found] == [True]
+
+
 @pytest.mark.parametrize("id", [id for id in WAITED if id in EXAMPLES])
 def test_who_waited_for_a_rank_that_was_out_of_memory_is_only_noted(id):
     """It may be a log of another run."""
