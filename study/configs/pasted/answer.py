@@ -385,6 +385,17 @@ def _is_known(pasted: Pasted, found: list[Seen]) -> bool:
     return bool(is_symptom or pasted.apart or is_found)
 
 
+def _stops(text: str) -> str:
+    """Return at which step of its longest bar a log stops. Empty: it has no bar, or reaches its end."""
+    bars = [(int(bar[2]), int(bar[1])) for bar in resumed.OF_STEPS.finditer(text)]
+    total = max((total for total, _ in bars), default=0)
+    steps = [step for of, step in bars if of == total]
+    if not steps or total in steps or "train_runtime" in text:
+        return ""
+    at = f"The log stops at step {steps[-1]} of {total} ({steps[-1] / total:.0%}) and shows no error"
+    return f"{at}. If the training has ended, the scheduler's log, dmesg or another rank's output may say why"
+
+
 def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scripts: Mapping[Path, str]) -> str:
     """Return what to say where nothing was found, beside the faults that apply."""
     if applying:
@@ -400,5 +411,7 @@ def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scrip
         return "A line of the script may hang when it is reached"
     if unknown:
         return ""
+    if stops := _stops(pasted.text):
+        return stops
     runs = f". It was read and not run: `study virtual {next(iter(scripts))}` runs it" if scripts else ""
     return f"Nothing known applies to what you gave{runs}"

@@ -902,6 +902,26 @@ def test_an_assertion_that_says_why_is_quoted_alone_and_deepspeed_is_asked_for_i
 # --- any text --------------------------------------------------------------------------------------------------------
 
 
+STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "stops"),
+    [
+        ("", True),
+        ("100%|####| 50/50 [00:02<00:00, 20.1it/s]\n", True),  # of an evaluation
+        ("Map: 100%|####| 9000/9000 [00:02<00:00, 20.1it/s]\n", True),
+        (STEPS_BAR.format(step=3000, share=1), False),
+        ("{'train_runtime': 812.3, 'train_steps_per_second': 1.2}", False),
+        ("Traceback (most recent call last):\nKeyError: 'label'", False),
+    ],
+)
+def test_a_log_that_simply_stops_says_at_which_step(ends, stops):
+    told = answer("".join(STEPS_BAR.format(step=step, share=step / 3000) for step in (810, 811, 812)) + ends)
+    assert told.nothing.startswith("The log stops at step 812 of 3000 (27%) and shows no error") == stops
+    assert told.found == ()
+
+
 @pytest.mark.parametrize(
     "part", ["hello", "\x00\xff", "{", "[[[[", "a", "\n", " ", "deepspeed ", "stage: ", "é\udcff", "'"]
 )
