@@ -902,6 +902,20 @@ def test_an_assertion_that_says_why_is_quoted_alone_and_deepspeed_is_asked_for_i
 # --- any text --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("OSError: libaio.so.1: cannot open shared object file: No such file or directory", "libaio-not-linked"),
+        ("python: symbol lookup error: x/libtorch_cuda.so: undefined symbol: ncclCommRegister", "nccl-other-build"),
+        ("ImportError: x/transformer_engine_torch.so: undefined symbol: ncclMemAlloc", "undefined-symbol"),
+        ("ImportError: x/libtorch_cuda.so: undefined symbol: cublasLtCreate", "undefined-symbol"),
+        ("ImportError: x/fused_adam.so: undefined symbol: iomanip_io_setups", "undefined-symbol"),
+    ],
+)
+def test_a_symbol_that_is_missing_is_told_by_the_library_that_has_it(line, id):
+    assert answer(line).id == id
+
+
 STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
 
 
