@@ -13,6 +13,7 @@ from study.configs.pasted import contrasts
 from study.configs.pasted.config_in_text import Config, deepspeed_config
 from study.configs.pasted.lines import Log
 from study.configs.pasted.said import numbers, said
+from study.configs.pasted.tracebacks import follows
 from study.configs.pasted.two_releases import Apart, two_releases
 from study.configs.pasted.words import Sentence, sentences
 from study.core.text import number_of
@@ -163,9 +164,10 @@ class Pasted:
 
     @functools.cached_property
     def last_error(self) -> str:
-        """The last line of an error, from its class on."""
+        """The last line of an error, from its class on. What follows from an error of another process is none."""
         lines = ERROR.findall(self.text) or [error for _, error in OTHER_ERROR.findall(self.text)]
-        return lines[-1] if lines else ""
+        first = (line for line in reversed(lines) if not follows(line))
+        return next(first, lines[-1] if lines else "")
 
     @property
     def raised_at(self) -> str:

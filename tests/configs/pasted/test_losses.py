@@ -298,6 +298,34 @@ def test_each_sign_of_a_log_has_words_without_braces():
         assert not {*"{}"} & {*seen.sentence, *seen.remedy}
 
 
+WELL_UP_TO_9 = "".join(
+    f"{{'loss': {2.4 - step / 99:.3f}, 'grad_norm': 1.{step}, 'epoch': 0.{step}}}\n" for step in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "id", "quoted"),
+    [
+        ((("2.31", "nan"), *3 * [("0.0", "nan")]), "loss-zero", "{'loss': 2.31, 'grad_norm': nan"),
+        ((("7841", "inf"), ("2.31", "nan"), ("0.0", "nan")), "loss-zero", "{'loss': 7841, 'grad_norm': inf"),
+        ((("2.31", "nan"), ("2.32", "1.1"), *3 * [("0.0", "nan")]), "loss-zero", "{'loss': 0.0, 'grad_norm': nan"),
+        (3 * (("0.0", "nan"),), "loss-zero", "{'loss': 0.0, 'grad_norm': nan"),
+        ((("2.31", "inf"), ("2.32", "nan"), ("2.33", "nan")), "norm-nan", "{'loss': 2.31, 'grad_norm': inf"),
+    ],
+)
+def test_the_line_that_is_quoted_is_the_first_with_trouble(lines, id, quoted):
+    told = answer(
+        WELL_UP_TO_9 + "".join(f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': 0.9}}\n" for loss, norm in lines)
+    )
+    assert (told.id, told.found[0].line.startswith(quoted)) == (id, True)
+
+
+def test_the_overflow_that_is_quoted_is_the_first_of_those_without_a_step_between():
+    before = OVERFLOW.format(2**16, 2**15) + OVERFLOW.format(2**15, 2**14)
+    told = answer(before + "".join(OVERFLOW.format(2**scale, 2 ** (scale - 1)) for scale in range(24, 0, -1)))
+    assert (told.id, f"scale: {2**24}," in told.found[0].line) == ("overflow-skips", True)
+
+
 TIMED = [
     "step {step} loss 2.3 step_time {s:.2f}s tokens/s 40000",
     "iter {step}: loss 2.3, time {ms:.2f}ms, mfu 30%",
@@ -340,6 +368,19 @@ def test_steps_that_grow_are_told_in_whatever_form_their_time_stands(form):
         assert answer(lines(12 * [0.8]) + BETWEEN_TEXTS + lines(12 * [9])).found == ()
     for well in ([*5 * [0.8], *7 * [1.1]], [0.8, 2.9, *5 * [0.8, 0.9], 3.0]):
         assert answer(lines(well)).id != "steps-slow-down"
+
+
+@pytest.mark.parametrize("form", [TIMED[0], TIMED[6], TIMED[7], "[rank{rank}]: " + TIMED[6]])
+def test_a_first_step_that_was_counted_otherwise_is_no_trend(form):
+    def told(seconds):
+        steps = enumerate(seconds)
+        rows = [form.format(step=step, s=s, rate=40 / s, rank=rank) for step, s in steps for rank in range(4)]
+        rows = rows if "{rank}" in form else rows[::4]
+        return answer("\n".join(row.replace("2.3", f"2.{999 - at}") for at, row in enumerate(rows))).id
+
+    assert told([0.4, 1.0, 1.05, 1.1, 1.15]) != "steps-slow-down"
+    assert told([0.4, 1.0, 1.0]) != "steps-slow-down"
+    assert told([0.9, 1.0, 1.3, 1.7, 2.2, 2.9]) == "steps-slow-down"
 
 
 TIMED_ONCE = "loss {:.3f} step_time {}s"

@@ -139,6 +139,28 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
             assert id in [each.id for each in tracebacks.errors(text)], text
 
 
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("RuntimeError: Expected all tensors to be on the same devic", "two-devices"),
+        ("RuntimeError: CUDA error: device-side assert trigg...", "device-assert"),
+        ("ValueError: DeepSpeed Zero-3 is not compatible wit", "zero3-device-map"),
+        # What differs is cut off, or nothing is.
+        ("RuntimeError: Expected all tensors to be on the same device, but found at least two device", ""),
+        ("RuntimeError: CUDA error: operation n", ""),
+        ("AttributeError: 'NoneType' object has no attr", ""),
+        ("AttributeError: 'Odd' object has no attribute 'd", ""),
+        ("RuntimeError: Expected all ten", ""),
+        ("RuntimeError: Expected all tensors to be on the same devices", ""),
+        ("RuntimeError: Expected all tensors to be on the same devic\nTraining goes on", ""),
+    ],
+)
+def test_a_message_that_is_cut_at_the_end_of_a_text_is_known_if_it_is_one_alone(line, id):
+    told = answer(f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    main()\n{line}')
+    assert (told.id, told.is_answered) == (id, bool(id))
+    assert not {*"{}"} & {*"".join(each.sentence + each.remedy for each in told.found)}
+
+
 def test_a_difference_that_a_library_accepts_is_no_error():
     differ = "Installed CUDA version 12.2 does not match the version torch was compiled with 12.4"
     accepted = f"{differ} but since the APIs are compatible, accepting this combination"
@@ -547,6 +569,21 @@ def test_a_consequence_is_told_only_without_the_error_that_it_follows(error, id)
     assert not {*found} & {*CONSEQUENCES}
 
 
+RAISED = 'Traceback (most recent call last):\n  File "{file}.py", line 4, in f\n    g()\n{error}\n'
+
+
+@pytest.mark.parametrize(
+    "line", ["RuntimeError: gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:12", "X: ncclRemoteError"]
+)
+def test_an_error_that_is_not_known_is_quoted_and_not_what_follows_on_another_rank(line):
+    own, lost = RAISED.format(file="own", error="KeyError: 'foo'"), RAISED.format(file="lost", error=line)
+    for text in (own + lost, lost + own):
+        told = answer(text)
+        assert told.found == ()
+        assert told.nothing == "This error is not known here: KeyError: 'foo'. It comes from line 4 of own.py"
+    assert [each.follows for each in answer(lost).found] == [True]
+
+
 @pytest.mark.parametrize("id", [id for id in WAITED if id in EXAMPLES])
 def test_who_waited_for_a_rank_that_was_out_of_memory_is_only_noted(id):
     """It may be a log of another run."""
@@ -863,6 +900,40 @@ def test_an_assertion_that_says_why_is_quoted_alone_and_deepspeed_is_asked_for_i
 
 
 # --- any text --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("OSError: libaio.so.1: cannot open shared object file: No such file or directory", "libaio-not-linked"),
+        ("python: symbol lookup error: x/libtorch_cuda.so: undefined symbol: ncclCommRegister", "nccl-other-build"),
+        ("ImportError: x/transformer_engine_torch.so: undefined symbol: ncclMemAlloc", "undefined-symbol"),
+        ("ImportError: x/libtorch_cuda.so: undefined symbol: cublasLtCreate", "undefined-symbol"),
+        ("ImportError: x/fused_adam.so: undefined symbol: iomanip_io_setups", "undefined-symbol"),
+    ],
+)
+def test_a_symbol_that_is_missing_is_told_by_the_library_that_has_it(line, id):
+    assert answer(line).id == id
+
+
+STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "stops"),
+    [
+        ("", True),
+        ("100%|####| 50/50 [00:02<00:00, 20.1it/s]\n", True),  # of an evaluation
+        ("Map: 100%|####| 9000/9000 [00:02<00:00, 20.1it/s]\n", True),
+        (STEPS_BAR.format(step=3000, share=1), False),
+        ("{'train_runtime': 812.3, 'train_steps_per_second': 1.2}", False),
+        ("Traceback (most recent call last):\nKeyError: 'label'", False),
+    ],
+)
+def test_a_log_that_simply_stops_says_at_which_step(ends, stops):
+    told = answer("".join(STEPS_BAR.format(step=step, share=step / 3000) for step in (810, 811, 812)) + ends)
+    assert told.nothing.startswith("The log stops at step 812 of 3000 (27%) and shows no error") == stops
+    assert told.found == ()
 
 
 @pytest.mark.parametrize(

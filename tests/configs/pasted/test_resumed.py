@@ -87,6 +87,20 @@ def test_a_resume_is_seen_by_the_line_of_a_loop(line):
     assert told.id == "loss-jumps-on-resume"
 
 
+@pytest.mark.parametrize(
+    "end", ["slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025 DUE TO TIME LIMIT ***", "JOB 7 DUE TO PREEMPTION"]
+)
+def test_what_a_resumed_job_shows_comes_before_how_the_job_before_it_ended(end):
+    first, resumed = trainer(BEFORE, linear) + end, RESUMED.format(500) + trainer(AFTER, linear)
+    ends_too = answer(f"{first}\n{resumed}{end}\n").id
+    assert answer(first).id == ends_too != ""
+    assert answer(f"{first}\n{trainer(AFTER, linear)}").id == ends_too  # what was printed before it, and came late
+    jumps = RESUMED.format(500) + trainer(AFTER, linear, lambda step: falling(step) + 1)
+    assert answer(f"{first}\n{jumps}").id == "loss-jumps-on-resume"
+    assert answer(f"{first}\n{resumed}").found == ()
+    assert answer(f"{first}\n{resumed}RuntimeError: mat2 must be a matrix, got 1-D tensor").id == "matrix-not-gathered"
+
+
 def test_a_rate_that_is_higher_after_a_resume_may_begin_again_where_the_log_has_no_higher_one():
     at_end = trainer(range(480, 510, 10), lambda step: 4.9e-6) + RESUMED.format(500)
     answered = answer(at_end + trainer(range(510, 540, 10), lambda step: 1e-5))
