@@ -33,7 +33,7 @@ from study.core.errors import Stop
 from study.core.text import say
 from study.known import faults, osv
 from study.ledger import texts, verdicts
-from study.ledger.search import ENDING, MEANT
+from study.ledger.search import ENDING, MEANT, OF_VERDICTS
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
@@ -116,6 +116,7 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
             verdicts=verdicts,
             meant=MEANT,
             ending=ENDING.pattern,
+            of_verdicts=OF_VERDICTS,
             records=documents.kept_records(),
         )
         write(site, "sentences", sentences=sentences())

@@ -1209,6 +1209,24 @@ def test_a_number_with_its_unit_is_whole_and_a_word_of_the_evidence_alone_is_fou
     assert ids_of(*words) == found
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (('"stage 3"',), ("stage 3",)),
+        (("“stage 3”",), ("stage 3",)),
+        (('"stage 3" sends',), ("stage 3", "sends")),
+        (("sends", '"stage 3"'), ("sends", "stage 3")),
+        (('"stage', '3"'), ("stage 3",)),
+        (('"does not hold"', "P1"), ("does", "not", "hold", "P1")),
+        (('"P1-17,P1-19"',), ("P1-17", "P1-19")),
+        (('5"',), ("5",)),  # none in pairs
+    ],
+)
+def test_quotes_within_what_is_typed_make_a_phrase(typed, meant):
+    """`study claims '"stage 3"'` found nothing."""
+    assert search.named(typed) == search.named(meant)
+
+
 def test_an_author_and_a_year_in_quotes_are_those_of_a_text():
     assert ids_of("Rajbhandari 2021") == {claim.id for claim in CLAIMS if claim.document in ("P2", "P3")}
 
