@@ -136,12 +136,15 @@ WIDTH = 100  # characters of a line of text at most
 GAP = 2  # characters between two columns
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:bytes|[TGMk]i?B|s|min|h)\b)")  # where no line ends
 GLUE = "\x1f"
+NUMBER = re.compile(
+    r"(?:-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-[\d.]+)?%?(?: [^\W\d]+)?|never|-)?"
+)  # in a cell
 COLUMNS = re.compile(r"[1-9]\d{1,3}")  # as a shell has them, of which a pipe does not tell
 UNCUT = 400  # characters of a line of a table if the output is not a terminal
 
 
 def show(rows: list[dict]) -> None:
-    """Print rows. Numbers are right-aligned, unknown values are a dash. Columns without room are named below."""
+    """Print rows: numbers and sizes right-aligned, unknown values as a dash. Columns without room are named below."""
     from rich.table import Table
 
     # Cells, headers too, are broken between words, so a column is at least as wide as its longest word.
@@ -160,8 +163,7 @@ def show(rows: list[dict]) -> None:
     widths = _widths(columns, least, room)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for name in columns:
-        numbers = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-        justify: Literal["right", "left"] = "right" if numbers else "left"
+        justify: Literal["right", "left"] = "right" if all(map(NUMBER.fullmatch, columns[name])) else "left"
         table.add_column(name, width=widths[name], justify=justify, overflow="fold")
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)

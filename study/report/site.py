@@ -364,7 +364,13 @@ def as_page(book: nbformat.NotebookNode) -> str:
     body, _ = _exporter().from_notebook_node(book)
     # A long line scrolls, also by keyboard; an empty head of a column is no head.
     body = body.replace("<pre>", '<pre tabindex="0">').replace("<th></th>", "<td></td>")
+    body = re.sub(r'(?s)(?<=<pre tabindex="0"><code>).+?(?=</code></pre>)', _by_line, body)
     return redact(re.sub(r"<h(\d)>(.+?)</h\1>", _with_its_name, body))
+
+
+def _by_line(code: re.Match) -> str:
+    """Return code whose lines are elements: on a phone what does not fit of one is indented."""
+    return re.sub(r"(?m)^.+$", r"<span>\g<0></span>", code[0])
 
 
 def _with_its_name(heading: re.Match) -> str:

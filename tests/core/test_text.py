@@ -121,3 +121,20 @@ def test_what_is_measured_or_predicted_is_rounded_by_one_rule():
     study = ROOT / "study"
     found = {str(path.relative_to(study)) for path in study.rglob("*.py") if of_python.search(path.read_text())}
     assert found == NOT_ROUNDED
+
+
+@pytest.mark.parametrize(
+    ("cells", "shown"),
+    [
+        (["512 bytes", "16.1 GB", None], ["512 bytes", "  16.1 GB", "        -"]),
+        ([4.0, 11.25, float("inf")], ["    4", "11.25", "never"]),
+        (["3.4%", "12%", "19-22"], [" 3.4%", "  12%", "19-22"]),
+        (["0.19.8", "0.19"], ["0.19.8", "0.19"]),
+        (["1 x 16", "2 x 8"], ["1 x 16", "2 x 8"]),
+        (["2 ranks of 8", "2 GB"], ["2 ranks of 8", "2 GB"]),
+        ([True, False], ["yes", "no"]),
+    ],
+)
+def test_numbers_and_sizes_end_at_the_right_edge_and_words_begin_at_the_left(capsys, cells, shown):
+    text.show([{"name": "a", "value": cell} for cell in cells])
+    assert [line[6:].rstrip() for line in capsys.readouterr().out.splitlines()[1:]] == shown

@@ -5,12 +5,14 @@ const UNITS = { bytes: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
 const LONG = 60; // characters from which a text may wrap
 const FEW = 3; // columns that stay a table on a phone, whatever they say
 
-// The value of a cell: a number where it is one, with or without a unit; null where it is not known.
+// The value of a cell: a number where it is one, with or without a unit, or where it begins one (1.25 to 1.49); null
+// where it is not known.
 function value(cell) {
   const text = cell.textContent.trim();
-  const [number, unit] = text.split(" ");
   if (text === "-" || text === "") return null;
-  return isNaN(number) || (unit && !UNITS[unit]) ? text : Number(number) * (UNITS[unit] || 1);
+  const [, digits, unit] = text.match(/^([-+]?[\d.,]+(?:e[-+]?\d+)?)(?: ([^\s\d]+))?(?: to .+)?$/) ?? [];
+  const number = Number(digits?.replaceAll(",", ""));
+  return isNaN(number) ? text : number * (UNITS[unit] || 1);
 }
 
 // Unknown values come last in both directions.
