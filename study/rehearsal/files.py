@@ -41,9 +41,10 @@ class Files:
     def _heard(self, event: str, arguments: tuple) -> None:
         """Note what is about to be made."""
         is_open = event == "open" and isinstance(arguments[2], int) and arguments[2] & WRITES
-        if not (is_open or event == "os.mkdir") or isinstance(arguments[0], int) or arguments[0] is None:
+        made = arguments[1] if event == "os.rename" else arguments[0] if is_open or event == "os.mkdir" else None
+        if made is None or isinstance(made, int):
             return
-        path = os.path.abspath(os.fsdecode(arguments[0]))
+        path = os.path.abspath(os.fsdecode(made))
         if not os.path.lexists(path) and not self._is_free(path):
             self._made.add(path)
             self._list.write(f"{path}\n")

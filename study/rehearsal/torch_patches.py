@@ -1,5 +1,7 @@
 """How PyTorch runs as rank 0 of N without a GPU: DDP, loaders, optimizers, saving."""
 
+import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -7,8 +9,10 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import distributed as ddp
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from study.measure.virtual_rank import all_reduce
 from study.rehearsal.fsdp_patches import patch_fsdp1, patch_fsdp2
@@ -28,6 +32,7 @@ def patch(rehearsal: Rehearsal) -> None:
     TORCH.save = saving(torch.save)
     rehearsal.count.moments.wrap(torch, "save")
     if not rehearsal.request.real:
+        TORCH.load = loading(torch.load, rehearsal)
         patch_what_reads_values()
         patch_downloads()
 
@@ -149,11 +154,31 @@ def initializing(function: Callable) -> Callable:
 
 
 def saving(save: Callable) -> Callable:
-    """Return a `torch.save` that saves what has values, such as a data set. The files are removed afterwards."""
+    """Return a `torch.save` that keeps of what has no values its shapes. The files are removed afterwards."""
 
-    def save_values(content, *args, **kwargs) -> None:
-        leaves = tree_leaves(content)
-        if not any(isinstance(leaf, FakeTensor | torch.nn.Module | torch.optim.Optimizer) for leaf in leaves):
-            save(content, *args, **kwargs)
+    def save_shapes(obj, f, *args, **kwargs) -> None:
+        # DTensors and whole objects have no values inside, and nobody loads them again at once.
+        whole = (torch.nn.Module, torch.optim.Optimizer, DTensor)
+        if any(isinstance(leaf, whole) for leaf in tree_leaves(obj)):
+            obj = None
+        # PyTorch opens a path in C++, where nobody keeps the user's file.
+        opened = open(f, "wb") if isinstance(f, str | os.PathLike) else contextlib.nullcontext(f)
+        with opened as written, _disable_current_modes():
+            save(tree_map_only(FakeTensor, lambda each: empty_like(each, "meta"), obj), written, *args, **kwargs)
 
-    return save_values
+    return save_shapes
+
+
+def loading(load: Callable, rehearsal: Rehearsal) -> Callable:
+    """Return a `torch.load` that gives what `saving` has kept, and all else on the one device that there is."""
+
+    def load_shapes(f, map_location=None, *args, **kwargs):
+        content = load(f, "cpu", *args, **kwargs)
+        with rehearsal.shapes.only(), rehearsal.count.moments.made_on_host():
+            return tree_map_only(torch.Tensor, lambda each: empty_like(each, "cpu") if each.is_meta else each, content)
+
+    return load_shapes
+
+
+def empty_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)

@@ -57,7 +57,11 @@ LOOP = """
 SAVES = """
         state = accelerator.get_state_dict(model)
         if accelerator.is_main_process:
-            torch.save(state, here / "model.pt")
+            torch.save({"model": state, "seed": torch.get_rng_state()}, here / "model.tmp")
+            torch.save({}, here / "log.txt")
+            os.replace(here / "model.tmp", here / "model.pt")
+            saved = torch.load(here / "model.pt", map_location="cuda:0")
+            assert saved["model"]["0.weight"].shape == (256, 64) and saved["seed"].any()
 """
 SAVES_ALONE = """
         if accelerator.is_main_process:

@@ -816,11 +816,14 @@ def test_how_many_rows_a_router_chooses_can_be_given(written):
     assert rehearsed(written(ROUTES, LOOP), "--value", "chosen=2", "mask=2")["peaks"]
 
 
-def test_deepspeed_trains_in_fp16_as_on_a_gpu(written, tmp_path):
-    """It refuses fp16 on most CPUs."""
+def test_deepspeed_trains_in_fp16_as_on_a_gpu_and_loads_what_it_saved(written, tmp_path):
+    """It refuses fp16 on most CPUs. The parts that other ranks would save are not there."""
     config = tmp_path / "zero2.yaml"
     config.write_text("{distributed_type: DEEPSPEED, mixed_precision: fp16, deepspeed_config: {zero_stage: 2}}")
-    answer = rehearsed(written(LOOP.replace("x.cuda()", "x.cuda().half()")), f"--config_file={config}")
+    saves = f"        model.save_checkpoint('{tmp_path}/out', client_state={{'step': 1}})\n"
+    loads = f"        assert model.load_checkpoint('{tmp_path}/out')[1] == {{'step': 1}}\n"
+    loop = LOOP.replace("x.cuda()", "x.cuda().half()").rstrip(" ") + saves + loads
+    answer = rehearsed(written(loop), f"--config_file={config}")
     assert answer["observed"]["dtypes"]["weights"] == "float16"
 
 
