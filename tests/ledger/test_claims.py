@@ -47,6 +47,25 @@ EVIDENCE = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def texts_are_made_once():
+    """Thousands of searches look at the same claims, which are frozen: most of their time was writing these texts."""
+    made = {}
+    text_of = search.text_of
+
+    def once(each, parts=search.TEXT) -> str:
+        asked = id(each), parts
+        if isinstance(each, texts.Aside):  # which each search makes anew
+            return text_of(each, parts)
+        if asked not in made:
+            made[asked] = each, text_of(each, parts)  # who is kept here keeps its id
+        return made[asked][1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "text_of", once)
+        yield
+
+
 @pytest.fixture(scope="module")
 def records():
     return runs.load(sorted(REPORTS.glob("*/runs"))).counting
