@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -30,8 +31,12 @@ from study.core.gpus import num_gpus
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import launches
+from tests import cases
 
 gc.disable()  # until all is imported: half of a worker's start was looking for garbage
+
+# Python keeps 512 patterns, and a table of messages has more: the next text would compile them anew.
+re._MAXCACHE = 10_000  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).resolve().parents[1]
 machine.put_programs_on_path()  # ninja, if nobody has activated the environment
@@ -102,6 +107,10 @@ def pytest_plugin_registered(plugin) -> None:
             send(name, **about)
 
     plugin.sendevent = send_what_is_shown
+
+
+def pytest_configure(config) -> None:
+    cases.asked["-k"] = config.option.keyword
 
 
 @pytest.fixture

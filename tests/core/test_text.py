@@ -7,10 +7,11 @@ import sys
 import pytest
 
 from study.core import text
+from tests.cases import for_each
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("of", "value", "said"),
     [
         (text.short, 12345.678, "12346"), (text.short, 0.1, "0.1"), (text.short, 1.0, "1"), (text.short, 0.0, "0"),

@@ -28,6 +28,7 @@ from study.report import site as report
 from study.report.notebook import Book
 from study.report.stacks import PACKAGES
 from study.report.tables import as_html, cell, heading, no_formula
+from tests.cases import for_each
 from tests.conftest import ROOT, table
 from tests.shaped import failed, finished, put
 
@@ -359,7 +360,7 @@ KEPT |= {f".requested.{name}" for name in ("task", "init", "precision", "attenti
 REDACTED = [*STRANGERS["cut"].items(), *((text, text) for text in STRANGERS["stays"]["texts"])]
 
 
-@pytest.mark.parametrize(("told", "expected"), REDACTED)
+@for_each(("told", "expected"), REDACTED)
 def test_what_tells_of_a_machine_or_its_user_is_taken_out(told, expected):
     assert redact(told) == expected
 

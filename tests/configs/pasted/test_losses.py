@@ -9,6 +9,7 @@ from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
 from study.configs.pasted.condense import COLOR
 from study.configs.pasted.lines import Log
+from tests.cases import for_each
 from tests.configs.pasted.test_pasted import EXAMPLES
 
 OVERFLOW = "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
@@ -105,7 +106,7 @@ LOST = [1.61, 1.52, 1.49, 7.91, 8.33, 7.95]
 EXPLODED = [1.2, 1.1, 38.2, 4120.7, 88.0, 12.2]
 
 
-@pytest.mark.parametrize("form", [*FORMS, *TABLES])
+@for_each("form", [*FORMS, *TABLES])
 def test_a_run_that_diverges_is_read_in_the_form_of_each_trainer(form):
     text = COLOR.sub("", log(LOST, form, EXPLODED))
     assert Log.of(text).losses.values == pytest.approx(LOST, abs=0.01)
@@ -194,7 +195,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@for_each("case", WRONG)
 def test_what_goes_wrong_is_told_first(case):
     text, expected = WRONG[case]
     told, (id, _, words) = answer(text), expected.partition(" ")
@@ -242,7 +243,7 @@ WELL = {
 }
 
 
-@pytest.mark.parametrize("case", WELL)
+@for_each("case", WELL)
 def test_a_healthy_training_stays_silent(case):
     assert answer(WELL[case]).found == ()
 
@@ -273,7 +274,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("words", SAID)
+@for_each("words", SAID)
 def test_a_strangers_words_find_what_belongs_to_them(words):
     found = [each.id for each in answer("", words).found]
     assert (SAID[words] in found) if SAID[words] else not found

@@ -10,6 +10,7 @@ from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
 from study.configs.pasted.read import read
 from study.known.rules import ROOT
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 
 SCALED = """scaler = torch.amp.GradScaler({given})
@@ -187,7 +188,7 @@ OWN_LOOPS = {
 }
 
 
-@pytest.mark.parametrize("script", OWN_LOOPS)
+@for_each("script", OWN_LOOPS)
 def test_a_loop_has_the_mistakes_that_it_makes_and_no_other(script):
     found = answer(script, scripts={Path("train.py"): script}).found
     assert [each.id for each in found] == OWN_LOOPS[script]
@@ -274,8 +275,8 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("script", CLIPPED)
+@for_each("engine", ENGINES)
+@for_each("script", CLIPPED)
 def test_clipping_by_torch_is_told_where_it_clips_nothing_or_a_part(script, engine):
     told = answer(f"{engine}\n{BETWEEN_TEXTS}{script}", scripts={Path("train.py"): script})
     clips = [each.id for each in told.found if each.id.startswith("clipped_")]
@@ -353,7 +354,7 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize(("workers", "ddp", "read"), CAUSES)
+@for_each(("workers", "ddp", "read"), CAUSES)
 def test_what_may_make_steps_slow_is_told_to_who_says_so(workers, ddp, read):
     script = SLOW.format(workers=workers, ddp=ddp, read=read)
     told = answer(script, "slow", scripts={Path("train.py"): script})

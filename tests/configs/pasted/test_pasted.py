@@ -37,6 +37,7 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.known.faults import releases_of
 from study.known.faults import table as faults
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python, table
 
@@ -103,7 +104,7 @@ def example(id: str) -> str:
     return EXAMPLES[id]["text"]
 
 
-@pytest.mark.parametrize("id", EXAMPLES)
+@for_each("id", EXAMPLES)
 def test_each_example_has_a_row(id):
     tables = "tracebacks.toml, signs.toml or situations.toml in study/configs/pasted/"
     rows = {*tracebacks.messages(), *tracebacks.rows(), *situations.situations()}
@@ -113,7 +114,7 @@ def test_each_example_has_a_row(id):
 OF_NOTES = {*tracebacks.rows(), *matching.symptoms_table()}  # a note explains signs and symptoms, too
 
 
-@pytest.mark.parametrize("id", tracebacks.messages())
+@for_each("id", tracebacks.messages())
 def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     message = tracebacks.messages()[id]
     found = [each.id for each in tracebacks.errors(example(id))]
@@ -170,7 +171,7 @@ def test_a_difference_that_a_library_accepts_is_no_error():
         assert [each.id for each in tracebacks.errors(text)] == ["cuda-mismatch"]
 
 
-@pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
+@for_each("id", [*tracebacks.rows(), *situations.situations()])
 def test_each_sign_and_each_situation_is_seen_in_its_text(id):
     assert id in [each.id for each in diagnosed(example(id)).found]
 
@@ -331,7 +332,7 @@ def test_a_config_in_a_text_has_its_mistakes_named_and_an_empty_text_no_question
 # --- logs and threads of others --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WELL)
+@for_each("name", WELL)
 def test_nothing_is_found_in_a_training_that_is_well(name):
     assert len(WELL) > 50
     assert answer(WELL[name]).found == ()
@@ -345,7 +346,7 @@ ERRORS = [example(id) for id in ("column-missing", "dp-world-size")] + [
 ]
 
 
-@pytest.mark.parametrize("line", HARMLESS)
+@for_each("line", HARMLESS)
 def test_a_line_that_is_always_printed_is_no_symptom_and_is_not_told_beside_an_error(line):
     alone = answer(line)
     assert not {*alone.seen} & {"hang", "slow", "memory", "loss", "no-update"}
@@ -363,7 +364,7 @@ def test_all_lines_that_are_always_printed_say_nothing_beside_an_error(error):
     assert answered(f"{lines}\n{OF_STEP}").found == ()
 
 
-@pytest.mark.parametrize("name", THREADS)
+@for_each("name", THREADS)
 def test_a_public_thread_has_the_answer_that_was_judged(name):
     assert diagnosed(THREADS[name]).id == JUDGED[name]["id"]
 
@@ -561,8 +562,8 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 ha
 CONSEQUENCES = [id for id, message in tracebacks.messages().items() if message.follows]
 
 
-@pytest.mark.parametrize("id", CONSEQUENCES)
-@pytest.mark.parametrize("error", [OUT_OF_MEMORY, EXAMPLES["weight-not-2d"]["text"]], ids=["memory", "traceback"])
+@for_each("id", CONSEQUENCES)
+@for_each("error", [OUT_OF_MEMORY, EXAMPLES["weight-not-2d"]["text"]], ids=["memory", "traceback"])
 def test_a_consequence_is_told_only_without_the_error_that_it_follows(error, id):
     found = [each.id for each in answer(f"{error}\n{EXAMPLES[id]['text']}").found]
     assert found
@@ -617,8 +618,8 @@ def test_a_traceback_that_is_cut_is_asked_for_its_last_line(rank):
         assert not any("last line" in each for each in (told.nothing, *told.questions))
 
 
-@pytest.mark.parametrize("rank", ["", "[rank0]: "])
-@pytest.mark.parametrize(
+@for_each("rank", ["", "[rank0]: "])
+@for_each(
     "error",
     [
         "KeyError: 'label'",
@@ -630,7 +631,7 @@ def test_a_traceback_that_is_cut_is_asked_for_its_last_line(rank):
         "Exception: x",
     ],
 )
-@pytest.mark.parametrize(
+@for_each(
     "launcher",
     [
         *(EXAMPLES[id]["text"] for id in ("child-failed", "sigterm", "sigabrt", "exit-barrier", "srun-task-ended")),
@@ -784,7 +785,7 @@ def test_a_remedy_is_whole_where_nothing_is_in_use():
         assert in_use.advised(remedy, hello) == remedy
 
 
-@pytest.mark.parametrize("id", in_use.rows())
+@for_each("id", in_use.rows())
 def test_what_a_text_says_is_in_use_is_advised_by_no_remedy(id):
     row, pasted = in_use.rows()[id], read(IN_USE[id])
     for name, remedy in REMEDIES.items():
@@ -879,10 +880,8 @@ FRAME = (
 )
 
 
-@pytest.mark.parametrize("package", ["megatron/core", "torchtitan", "lightning/pytorch", "colossalai", "nemo/core"])
-@pytest.mark.parametrize(
-    "error", ["AssertionError", "AssertionError: (torch.Size([]), 0, 77856768)", "AssertionError: "]
-)
+@for_each("package", ["megatron/core", "torchtitan", "lightning/pytorch", "colossalai", "nemo/core"])
+@for_each("error", ["AssertionError", "AssertionError: (torch.Size([]), 0, 77856768)", "AssertionError: "])
 def test_an_assertion_without_words_is_placed_and_no_stage_of_zero_is_asked_of_another_framework(package, error):
     path = f"{package}/optimizer/sharded.py"
     told = answer(FRAME.format(path=path, function="load_shards", code="assert a.shape == b.shape, (", error=error))
@@ -1184,7 +1183,7 @@ def test_a_count_of_parameters_that_is_printed_is_taken(text, parameters):
     assert of_model(text).parameters == parameters
 
 
-@pytest.mark.parametrize("row", table("configs/pasted/said.toml")["said"], ids=lambda row: row["text"].strip()[:40])
+@for_each("row", table("configs/pasted/said.toml")["said"], ids=lambda row: row["text"].strip()[:40])
 def test_a_word_counts_with_its_value_and_what_is_off_says_that_it_is_off(row):
     assert said_of(row["text"]) == row["said"]
 
@@ -1444,7 +1443,7 @@ def printed(name: str, rows: list, loss: float = 1, norm: float = 1) -> str:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("loss", "norm", "says"),
     [
         (8, 8, "each loss and each norm of the second log is 8.00 times that of the first: usually a sum over the 8 m"),
@@ -1464,7 +1463,7 @@ def printed(name: str, rows: list, loss: float = 1, norm: float = 1) -> str:
         (1.05, 1, None),
     ],
 )
-@pytest.mark.parametrize("name", ["epoch", "step"])
+@for_each("name", ["epoch", "step"])
 def test_two_logs_in_one_ratio_are_told_first_with_what_makes_it(loss, norm, says, name, monkeypatch, capsys, tmp_path):
     (tmp_path / "ddp.log").write_text(printed(name, FALLING))
     (tmp_path / "z3.log").write_text(printed(name, FALLING[:-1], loss, norm))
@@ -1493,7 +1492,7 @@ def test_losses_and_norms_that_jump_by_a_number_of_the_training_are_told(loss, n
         assert "loss-jumps-on-resume" not in [each.id for each in told.found]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "says"),
     [
         ("loss is 8 times as high after the upgrade", "a sum over the 8 micro-batches of an update"),
@@ -1614,7 +1613,7 @@ def test_the_files_of_a_traceback_say_which_code_ran_and_no_setting(frame):
 REPLACED = tracebacks.messages()["evaluation-strategy"].instead
 
 
-@pytest.mark.parametrize("name", REPLACED)
+@for_each("name", REPLACED)
 def test_an_argument_that_is_gone_has_one_in_its_place_that_the_installed_release_has(name):
     """Of warmup_ratio it said what became of tokenizer."""
     (seen,) = tracebacks.errors(f"TypeError: TrainingArguments.__init__() got an unexpected keyword argument '{name}'")
@@ -1682,8 +1681,8 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(("classes", "model", "is_wrong"), LAYERS)
+@for_each("version", [1, 2])
+@for_each(("classes", "model", "is_wrong"), LAYERS)
 def test_a_layer_class_of_another_family_is_told_before_the_start(classes, model, is_wrong, version):
     told = answer(WRAPS.format(classes=classes, version=version) + LOADS.format(model=model))
     assert (told.id == "fsdp-layer-name") is is_wrong

@@ -7,6 +7,7 @@ import pytest
 
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
+from tests.cases import for_each
 
 STEPS, WARM_UP, PEAK = 1000, 100, 2e-5
 Of = Callable[[int], float]  # a step
@@ -70,8 +71,8 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("log", [trainer, own_loop])
-@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
+@for_each("log", [trainer, own_loop])
+@for_each("case", FOUND.values(), ids=FOUND)
 def test_what_does_not_go_on_after_a_resume_is_found(case, log):
     id, before, after, loss = case
     told = answer(log(BEFORE, before) + RESUMED.format(500) + log(AFTER, after, loss))
@@ -135,8 +136,8 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("log", [trainer, own_loop])
-@pytest.mark.parametrize("case", HEALTHY.values(), ids=HEALTHY)
+@for_each("log", [trainer, own_loop])
+@for_each("case", HEALTHY.values(), ids=HEALTHY)
 def test_a_training_that_goes_on_has_no_sign(case, log):
     before, after, rate = case
     text = log(before, rate) + RESUMED.format(after[0]) + log(after, rate)
