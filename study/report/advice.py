@@ -146,7 +146,7 @@ OPTIMIZERS = {
     "foreach": "`AdamW(foreach=True)`",
     "single_tensor": "`AdamW(foreach=False)`",
     "adamw_8bit": "`AdamW8bit` of bitsandbytes",
-    "sgd": "SGD",
+    "sgd": "SGD with momentum",
     "adafactor": "Adafactor",
     "muon": "Muon",
 }
@@ -246,7 +246,7 @@ def shape_note(model: Transformer, params: float | None) -> list[str]:
     vocabulary = f"with a vocabulary of {model.look.vocabulary:,} tokens"
     shape = f"{model.name} ({count(model.parameters)})"
     asked = f"Shape taken for {count(params)} parameters: {shape}, {vocabulary}"
-    return [f"{asked}. Yours: --model and a folder with its config.json."]
+    return [f"{asked}. Every number is of this shape. Yours: --model and a folder with its config.json."]
 
 
 def _smaller(question: Question) -> list[str]:

@@ -10,7 +10,17 @@ from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
 from study.core.text import UNKNOWN, count, number_of, percent, rounded, short
 from study.known.findings import finding
-from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, held_back, training_of, with_precision
+from study.predict.front import (
+    FULL,
+    MISS,
+    Advice,
+    Question,
+    Row,
+    headroom_bytes,
+    held_back,
+    training_of,
+    with_precision,
+)
 
 GIB = 2**30
 Unit = tuple[float, str]  # of time: its seconds, and its name
@@ -63,8 +73,8 @@ def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str
 def why_tight(row: Row) -> str:
     """The number that makes a row fit only just."""
     if reserved_decides(row.gpu, row.peak_bytes):
-        return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
-    return _beside(row.gpu, row.peak_bytes)
+        return f"nvidia-smi shows {_of_full(row.gpu, row.driver_bytes or 0)}"
+    return _of_free(row.gpu, row.peak_bytes)
 
 
 def reserved_decides(gpu: Gpu, peak_bytes: int) -> bool:
@@ -72,15 +82,19 @@ def reserved_decides(gpu: Gpu, peak_bytes: int) -> bool:
     return headroom_bytes(gpu, peak_bytes) >= MISS * peak_bytes
 
 
-def _beside(gpu: Gpu, peak_bytes: int) -> str:
-    return f"{of_card(peak_bytes, gpu)}, and {amount(headroom_bytes(gpu, peak_bytes))} beside the reserve"
+def _of_free(gpu: Gpu, peak_bytes: int) -> str:
+    return f"{peak_bytes / GIB:.1f} of at most {headroom_bytes(gpu, 0) / GIB:.1f} GiB"
+
+
+def _of_full(gpu: Gpu, driver_bytes: int) -> str:
+    return f"{of_card(driver_bytes, gpu)}, full from {FULL * gpu.memory_bytes / GIB:.1f} on"
 
 
 def only_just(gpu: Gpu, peak_bytes: int, driver_bytes: int) -> str:
     """Return what decides that something fits only just, and what to do."""
     if reserved_decides(gpu, peak_bytes):
-        return finding("reserved_decides", shown=of_card(driver_bytes, gpu)).said
-    return finding("fits_only_just", why=_beside(gpu, peak_bytes)).said
+        return finding("reserved_decides", shown=_of_full(gpu, driver_bytes)).said
+    return finding("fits_only_just", why=_of_free(gpu, peak_bytes)).said
 
 
 def _number(size_bytes: float) -> str:
