@@ -225,7 +225,7 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
 def _assumed(training: KnownTraining) -> Iterator[str]:
     """Yield what a prediction takes where nobody says it."""
     described, model = training.described, training.model
-    if not training.sequence and model:
+    if not training.sequence and model and model.row_names == "sequences":
         yield f"{typed('sequence', default_sequence(model))} (nobody says it; give yours)"
     if described.accumulation is None and may_hold_whole_gradients(described):
         yield "--accumulation 1 (nobody says it; with more, Accelerate's FSDP holds whole gradients)"
@@ -347,6 +347,7 @@ def _open(message: OomError, training: KnownTraining, ids: set[str]) -> tuple[li
         heard.append("whether the size is of the logits")
     if training.missing or training.model is None:
         heard.append("which change is predicted to fit")
-    missing += [] if training.sequence else ["--sequence"]
+    are_images = training.model and training.model.row_names == "images"
+    missing += [] if training.sequence or are_images else ["--sequence"]
     missing += [] if message.total or training.gpu_bytes or (training.model and not training.missing) else ["--gpu"]
     return missing, heard

@@ -116,7 +116,7 @@ def in_words(needs: Needs) -> list[str]:
 def _taken(needs: Needs) -> str:
     """Two answers that differ often differ in these."""
     batch, precision, gpu = needs.training.batch, needs.precision, needs.gpu
-    rows = number_of(batch.rows, f"sequences of {batch.tokens:,} tokens per micro-batch")
+    rows = f"{needs.training.model.rows_in_words(batch.rows, batch.tokens)} per micro-batch"
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
     by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""

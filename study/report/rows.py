@@ -8,7 +8,7 @@ from dataclasses import replace
 from study.core.arms import load_arm
 from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
-from study.core.text import UNKNOWN, count, number_of, percent, rounded, short
+from study.core.text import UNKNOWN, number_of, percent, rounded, short
 from study.known.findings import finding
 from study.predict.front import (
     FULL,
@@ -40,8 +40,8 @@ def use(row: Row, question: Question, unit: Unit) -> str:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of a node's host memory"
-    rows = number_of(row.micro_batch, f"sequences of {count(question.sequence)} tokens per micro-batch")
-    step = f"{duration(row.step_s or 0, unit=unit)} per step of {question.batch} sequences"
+    rows = f"{question.model.rows_in_words(row.micro_batch, question.sequence)} per micro-batch"
+    step = f"{duration(row.step_s or 0, unit=unit)} per step of {question.batch} {question.model.row_names}"
     low_s, high_s = row.step_interval_s or (0, 0)
     loops = of_others(row.step_s or 0, low_s, high_s, question.pace is not None)
     return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
@@ -155,14 +155,17 @@ def table(advice: Advice) -> list[dict]:
 def throughputs(advice: Advice) -> list[str]:
     """Return the tokens a second of each GPU, and MFU, which does not count what is computed again, of all that fit."""
     question, said = advice.question, []
+    are_images = question.model.row_names == "images"
+    row_tokens = 1 if are_images else question.sequence
     peak = question.gpu.peaks["fp16"]
     for row in (row for row in advice.rows if row.step_s):
-        tokens = question.batch * question.sequence / question.gpus / row.seconds
+        tokens = question.batch * row_tokens / question.gpus / row.seconds
         once = training_of(question, replace(row, checkpointing=False)).traced
         again = once.backward.attention_flops - 2 * once.forward.attention_flops  # fused kernels keep no scores
-        token_flops = (once.flops - again) / row.micro_batch / question.sequence
+        token_flops = (once.flops - again) / row.micro_batch / row_tokens
         said.append(f"{row.arm} {float(rounded(tokens, '.2g')):,.0f} ({percent(tokens * token_flops / peak)})")
-    what = f"Tokens a second of each GPU (MFU of {peak / 1e12:.0f} TFLOP/s, with attention to all tokens)"
+    counted = "Images" if are_images else "Tokens"
+    what = f"{counted} a second of each GPU (MFU of {peak / 1e12:.0f} TFLOP/s, with attention to all tokens)"
     return [f"{what}: {', '.join(said)}."] if said else []
 
 

@@ -331,6 +331,21 @@ def test_all_numbers_are_of_the_shape_that_is_taken_for_a_number_of_parameters(a
     assert re.search(r"weights +4.07 GB", out), "the table has the same"
 
 
+IMAGES, SEQUENCES = "4 images per micro-batch", "4 sequences of 1,024 tokens per micro-batch"
+
+
+@pytest.mark.parametrize(("model", "says"), [("vit-large", IMAGES), ("gpt2", SEQUENCES)])
+def test_a_vision_transformer_has_images_and_no_sequences(model, says, asked, capsys):
+    asked(f"estimate --model {model} --gpus 2 --arm zero2 --micro-batch 4")
+    asked(f"advise --model {model} --gpus 2 --gpu A10G --batch 8 --details")
+    known = f"--model {model} --gpu A10G --arm zero2 --ranks 2 --micro-batch 4"
+    asked(f"oom 'CUDA out of memory. Tried to allocate 1 GiB' {known}")
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count(says) >= 3
+    assert ("--sequence 1024" in out) == ("Tokens a second" in out) == (says == SEQUENCES)
+    assert ("Images a second" in out) == (says == IMAGES)
+
+
 @pytest.mark.parametrize(
     ("words", "is_said"),
     [

@@ -2572,6 +2572,12 @@ REFERENCES = [
     ("DPOTrainer(model, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", None, 2),
     ("DPOTrainer(model, ref_model=ref, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", 1, 2),
     ("DPOTrainer(model, peft_config=LoraConfig(r=8))", "zero2", None, 2),
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.04))", "zero2", 1, 2),
+    ("RLOOTrainer(model)\n# started with --beta 0.1", "zero3", 4, 2),
+    ("GRPOTrainer(model)", "zero2", None, 2),  # by default beta is 0
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.0))", "zero2", None, 2),
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.04), peft_config=LoraConfig(r=8))", "zero2", None, 2),
+    ("SFTTrainer(model)\nbeta = 0.04", "zero2", None, 2),
     ("SFTTrainer(model)", "zero2", None, 2),
     ("CPOTrainer(model)", "zero2", None, 2),
 ]

@@ -298,7 +298,7 @@ def _fits(card: Gpu, prediction: Prediction, more_bytes: int = 0) -> Literal["ye
 
 
 def _assumed(training: KnownTraining, model: Transformer) -> str:
-    rows = number_of(training.rows, f"sequences of {training.sequence or default_sequence(model):,} tokens")
+    rows = model.rows_in_words(training.rows, training.sequence or default_sequence(model))
     assumed = f"Predicted with {rows} per micro-batch"
     if training.described.checkpointing is None:
         return assumed
