@@ -2091,6 +2091,58 @@ def test_what_fills_memory_between_steps_is_the_rest_of_a_training_that_fits(che
         assert said.endswith(" GiB); the rest is evaluation.")
 
 
+IN_AN_EVALUATION = LOSS.replace("  File", EVALUATION.partition("\n")[0] + "\n    x = model(y)\n  File")
+
+
+@pytest.mark.parametrize(
+    ("traceback", "total", "remedy"),
+    [
+        (IN_AN_EVALUATION, 79.11, "`per_device_eval_batch_size`"),
+        (IN_AN_EVALUATION, 39.39, "`per_device_eval_batch_size`"),
+        (LOSS, 79.11, "activations recomputed ("),
+        (LOSS.replace("logits = logits.float()", "x = self.down_proj(x)"), 79.11, "activations recomputed ("),
+    ],
+)
+def test_recomputing_and_fewer_sequences_are_no_advice_for_an_evaluation(
+    traceback, total, remedy, tmp_path, monkeypatch, capsys
+):
+    log = tmp_path / "train.log"
+    log.write_text(traceback + FULL.format(asked="7.83 GiB", allocated=f"{total - 8} GiB", total=f"{total} GiB"))
+    said = said_of(log, "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 4 --sequence 4096", monkeypatch, capsys)
+    assert remedy in said
+    is_evaluation = "eval" in remedy
+    assert any(change in said for change in ("activations recomputed (", "the accumulation (")) != is_evaluation
+    assert ("`eval_accumulation_steps`" in said) == ("`preprocess_logits_for_metrics`" in said) == is_evaluation
+
+
+@pytest.mark.parametrize(
+    ("error", "asks"),
+    [
+        (
+            new("2.00 GiB"),
+            "Give --model, --arm or --config, --ranks, --micro-batch and --sequence to hear which tensor",
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "--micro-batch, --sequence and --gpu to hear which tensor"),
+        ("DefaultCPUAllocator: not enough memory", "Give --model, --arm or --config and --ranks to hear what the host"),
+        ("OSError: [Errno 28] No space left on device", ""),
+    ],
+)
+def test_a_bare_message_asks_by_their_flags_for_what_would_tell_more(error, asks, monkeypatch, capsys):
+    said = said_of(error, "", monkeypatch, capsys)
+    assert asks in said
+    assert (" to hear " in said) == bool(asks)
+
+
+@pytest.mark.parametrize(("optimizer", "arm"), [("sgd", "zero3"), ("adamw", "zero3"), ("sgd", "zero2")])
+def test_what_stage_3_gathers_and_the_momentum_of_sgd_are_told(optimizer, arm, monkeypatch, capsys):
+    flags = f"--model llama3-8b --arm {arm} --ranks 8 --micro-batch 4 --sequence 4096 --optimizer {optimizer}"
+    said = said_of(FULL.format(asked="2.00 GiB", allocated="70.00 GiB", total="79.11 GiB"), flags, monkeypatch, capsys)
+    (taken,) = re.findall(r"Taken as: .+?\.", said)
+    assert ("--optimizer sgd (with momentum)" in taken) == (optimizer == "sgd")
+    keys = "stage3_prefetch_bucket_size 6.55 million, stage3_param_persistence_threshold 100,000, "
+    assert (keys in said) == (arm == "zero3")
+
+
 def test_a_config_that_was_given_beside_a_log_is_not_asked_for(tmp_path, monkeypatch, capsys):
     config = tmp_path / "ds_config.json"
     config.write_text('{"zero_optimization": {"stage": 2}}')
@@ -2521,6 +2573,12 @@ REFERENCES = [
     ("DPOTrainer(model, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", None, 2),
     ("DPOTrainer(model, ref_model=ref, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", 1, 2),
     ("DPOTrainer(model, peft_config=LoraConfig(r=8))", "zero2", None, 2),
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.04))", "zero2", 1, 2),
+    ("RLOOTrainer(model)\n# started with --beta 0.1", "zero3", 4, 2),
+    ("GRPOTrainer(model)", "zero2", None, 2),  # by default beta is 0
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.0))", "zero2", None, 2),
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.04), peft_config=LoraConfig(r=8))", "zero2", None, 2),
+    ("SFTTrainer(model)\nbeta = 0.04", "zero2", None, 2),
     ("SFTTrainer(model)", "zero2", None, 2),
     ("CPOTrainer(model)", "zero2", None, 2),
 ]

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 import sys
 
 import pytest
@@ -83,6 +84,45 @@ def test_a_name_that_is_longer_than_a_line_stays_whole():
     """Such as a path, or a key of a config: in two pieces nobody can copy it."""
     name = "library.runtime." + "part_" * 30
     assert text.wrapped(f"The key {name} is true.", "", "") == ["The key", name, "is true."]
+
+
+LAUNCH = "accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 8 --mixed_precision no train.py"
+QUOTED = f"study diagnose 'a log with spaces' --symptom \"loss is 0 after a while\" {'word ' * 10}"
+
+
+@pytest.mark.parametrize(
+    ("said", "command", "others"),
+    [
+        (f"Start it: `{LAUNCH}`, with a batch of 1.", LAUNCH, ["Start it:", "with a batch of 1."]),
+        (f"`{LAUNCH}`.", LAUNCH, []),
+        (f"Then `TORCH_LOGS=all {LAUNCH}`. It ends.", f"TORCH_LOGS=all {LAUNCH}", ["Then", "It ends."]),
+        (f"Type `{QUOTED}`", QUOTED, ["Type"]),
+    ],
+)
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
+def test_a_long_command_is_on_lines_that_can_be_pasted(monkeypatch, said, command, others, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = text.wrapped(said, "  ", "", is_terminal=False)
+    assert max(map(len, lines)) <= int(columns)
+    pasted = "\n".join(line for line in lines if line.startswith("      "))
+    assert shlex.split(pasted.replace(" \\\n", " ")) == shlex.split(command)
+    assert pasted.count(" \\\n") == pasted.count("\n"), "a shell reads on"
+    assert [line.strip() for line in lines if not line.startswith("      ")] == others
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{'word ' * 12}`study oom FILE --model MODEL` names it",  # short: no line ends in it
+        f"{'word ' * 12}`with deepspeed.zero.GatheredParameters(weight, modifier_rank=None)`, and more of it",  # Python
+        f"{'word ' * 12}`{LAUNCH.replace('accelerate ', 'accelerate.')}` names a module, and `study` is a word",
+    ],
+)
+def test_what_is_no_long_command_has_no_lines_of_its_own(monkeypatch, said):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = text.wrapped(said, "", "", is_terminal=False)
+    assert " ".join(lines) == said
+    assert ("study oom" not in said) or any("`study oom FILE --model MODEL`" in line for line in lines)
 
 
 @pytest.mark.parametrize(("columns", "most"), [("60", 60), ("5", 100), ("060", 100), ("300", 100), ("", 100)])

@@ -19,6 +19,7 @@ from study.configs.sentences import sentences
 from study.configs.settings import descriptions
 from study.core.arms import NAMES, all_paths
 from study.core.errors import Stop
+from study.core.glossary import meanings
 from study.core.gpus import GPUS
 from study.core.library_defaults import known_libraries, paths
 from study.core.text import short
@@ -275,6 +276,9 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
     assert (row["id"], row["kind"]) == (id, "arm")
 
 
+RECOMPUTED = next(row for row in meanings() if row.startswith("recomputed, "))
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -286,6 +290,17 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
         ("mixed precision", ["mixed precision"]),
         ("offload", ["offloading, offload, CPU offload, NVMe, ZeRO-Offload, ZeRO-Infinity"]),
         ("why is stage 2 smaller than stage 1", ["stage 2", "stage 1"]),
+        ("stage 2", ["stage 2"]),
+        ("zero stage 2", ["zero2"]),
+        ("ZeRO stage two", ["zero2"]),
+        ("stage three", ["stage 3"]),
+        ("gradient checkpointing", [RECOMPUTED]),
+        ("recomputation", [RECOMPUTED]),
+        ("sharding", ["divide, partition, shard"]),
+        ("all-gather", ["all-gather, gather"]),
+        ("QLoRA", ["LoRA, QLoRA, PEFT, adapter"]),
+        ("CUDA context", ["CUDA context"]),
+        ("pinned memory", ["host memory, pinned memory"]),
         ("What does an all-reduce do?", ["all-reduce"]),
         ("why is my loss nan?", ["loss-nan"]),
         ("second bucket", ["second_bucket"]),
@@ -332,6 +347,8 @@ def test_each_term_of_the_pages_for_learners_has_a_meaning():
 def test_what_nothing_explains_is_told_whole():
     with pytest.raises(Stop, match="no sentence has the id 'tensor slicing', and no word"):
         explain(("tensor", "slicing"))
+    with pytest.raises(Stop, match="no sentence has the id 'four'"):
+        explain(("stage", "four"))
     with pytest.raises(Stop, match=r"(?s)no sentence has the id 'stage 4', and no word.* did you mean 'stage'"):
         explain(("stage", "4"))
     with pytest.raises(Stop, match=r"(?s)no sentence has the id 'secondbucket'.* did you mean 'second_bucket'"):
@@ -390,10 +407,7 @@ def test_the_words_of_their_page_are_explained(capsys):
         ("psi", "Ψ, psi, N_d, K"),
         ("communication volume", "volume, traffic, communication, communication volume"),
         ("stages", "ZeRO, stage"),
-        (
-            "recompute",
-            "recomputed, recomputing, checkpointing, activation checkpointing, gradient checkpointing, use_reentrant",
-        ),
+        ("recompute", RECOMPUTED),
         ("accumulate", "gradient accumulation"),
         ("checkpoints", "checkpoint"),  # and no key of DeepSpeed's
         ("optimizer", "optimizer, learning rate, scheduler"),  # and no cause of other losses

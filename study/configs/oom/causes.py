@@ -199,6 +199,11 @@ def in_a_step(error: OomError) -> bool:
     return BETWEEN_STEPS.keys().isdisjoint(hinted_causes(error))
 
 
+def in_evaluation(error: OomError) -> bool:
+    """Whether the traceback, or the log, names an evaluation: it keeps no activations that recomputing would spare."""
+    return "oom-evaluation" in hinted_causes(error)
+
+
 def in_a_pass(error: OomError) -> bool:
     """Whether the traceback names nothing that is done while no activations are held."""
     return OUTSIDE_PASSES.isdisjoint(hinted_causes(error))
