@@ -729,7 +729,7 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     (claim,) = search.named(("S000-20",))
     verdict, *below = capsys.readouterr().out.splitlines()
     assert verdict == "S000-20 does not hold (certainty: moderate)"
-    ours = "2.0 (measured) and 3.1 (virtual) times, or 1.5 (measured) and 1.55 (virtual), an all-reduce counted twice"
+    ours = "2.0 (measured) and 3.1 (virtual) times, or 1.5 (measured) and 1.55 (virtual) if all-reduces count twice"
     numbers = f"We find: {ours}. The text says: 2 and 4 times."
     assert " ".join(" ".join(below).split()).startswith(f"{claim.answer} {numbers} What holds instead: ")
 
