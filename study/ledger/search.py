@@ -133,7 +133,7 @@ def apart(words: Sequence[str]) -> list[str]:
     """The words, and each of several names with commas between, such as P1-17,P1-19, as one."""
     by_name = _by_name()
     found: list[str] = []
-    if any(quote in word for word in words for quote in "\"“”"):  # quotes that the shell left
+    if any(quote in word for word in words for quote in '"“”'):  # quotes that the shell left
         words = [phrase or word for phrase, word in IN_QUOTES.findall(" ".join(words))]
     for word in words:
         parts = [each for each in re.split(r"[\s,]+", word) if each]

@@ -749,7 +749,7 @@ def test_a_card_begins_with_the_verdict_the_answer_and_both_numbers(capsys):
     (claim,) = search.named(("S000-20",))
     verdict, *below = capsys.readouterr().out.splitlines()
     assert verdict == "S000-20 does not hold (certainty: moderate)"
-    ours = "2.0 and 3.1 (virtual) times, or 1.5 and 1.55 if an all-reduce counts twice"
+    ours = "2.0 (measured) and 3.1 (virtual) times, or 1.5 (measured) and 1.55 (virtual) if all-reduces count twice"
     numbers = f"We find: {ours}. The text says: 2 and 4 times."
     assert " ".join(" ".join(below).split()).startswith(f"{claim.answer} {numbers} What holds instead: ")
 
@@ -774,6 +774,18 @@ def test_what_virtual_ranks_alone_gave_is_called_virtual(claim):
     printed = [float(number) for number in texts.NUMBER.findall(claim.ours.replace(",", ""))]
     no_others = "virtual" in kinds and not kinds & {"runs", "reproduction", "prediction"}
     assert ("(virtual)" in claim.ours) == (no_others or bool({*printed} & {*counted}))
+
+
+@pytest.mark.parametrize("claim", [each for each in CLAIMS if each.ours], ids=lambda claim: claim.id)
+def test_what_real_runs_gave_is_called_measured(claim):
+    """P1-19 had the 1.5 and 1.0 of runs beside the 1.48 of a prediction, and S000-20 labelled virtual ones alone."""
+    of_runs = [piece for piece in claim.evidence if piece.kind in ("runs", "reproduction")]
+    counted = {value for piece in of_runs for value in (piece.value, getattr(piece, "most", None))}
+    printed = {float(number) for number in texts.NUMBER.findall(claim.ours.replace(",", ""))}
+    is_called_so = "(measured)" in claim.ours
+    assert not is_called_so or printed & counted
+    # P3-07 computes with its text's own 20 bytes, which runs have as well.
+    assert is_called_so or not printed & counted or claim.given_by == "By arithmetic"
 
 
 @pytest.mark.parametrize(
