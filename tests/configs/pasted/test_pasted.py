@@ -916,6 +916,29 @@ def test_a_symbol_that_is_missing_is_told_by_the_library_that_has_it(line, id):
     assert answer(line).id == id
 
 
+RAY_DIED = (
+    "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.\nWorker exit type: "
+    "SYSTEM_ERROR There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high "
+    "memory usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV or other "
+    "unexpected errors."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        (RAY_DIED, "ray-actor-died"),
+        (f"{RAY_DIED}\nOut of memory: Killed process 42 (python)", "memory-elsewhere"),
+        (f"{RAY_DIED}\n*** SIGSEGV received at time=1 on cpu 2 ***", "ray-actor-died"),
+        ("AttributeError: 'NoneType' object has no attribute 'cadam32bit_grad_fp32'", "bitsandbytes-no-gpu"),
+        ("AttributeError: 'NoneType' object has no attribute 'cache'", ""),
+        ("Instance i-0 was preempted by the provider", "preempted"),
+    ],
+)
+def test_causes_that_a_library_only_lists_are_not_told(text, id):
+    assert answer(text).id == id
+
+
 STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
 
 
@@ -928,6 +951,7 @@ STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
         (STEPS_BAR.format(step=3000, share=1), False),
         ("{'train_runtime': 812.3, 'train_steps_per_second': 1.2}", False),
         ("Traceback (most recent call last):\nKeyError: 'label'", False),
+        ("^CTraceback (most recent call last):\nKeyboardInterrupt", False),
     ],
 )
 def test_a_log_that_simply_stops_says_at_which_step(ends, stops):
