@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from study.configs.pasted.tracebacks import Seen, line_at, sign
 
-NUMBER = r"[\"']?\s*[:=]?\s*[\"'\[]?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?![\w.%])"
+# Lightning fills a number to five characters, so that nan is nan.0 (Tqdm.format_num).
+NUMBER = r"[\"']?\s*[:=]?\s*[\"'\[]?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?:(?<=[nf])\.0)?(?![\w.%])"
 VALUES = {
     "loss": re.compile(rf"(?<![\w/.-])(?:(?:train|lm)[_/ ])?loss(?:_step)?{NUMBER}", re.IGNORECASE),
     "norm": re.compile(rf"(?<![\w.-])(?:train/|actor/)?(?:grad(?:ient)?[_ ]?norm|gnorm){NUMBER}", re.IGNORECASE),

@@ -134,6 +134,7 @@ WRONG = {
     "constant, norm nan": (log(9 * [2.3145], norms=9 * [math.nan]), "norm-nan"),
     "0": (log(6 * [0.0], "LLaMA-Factory"), "loss-zero"),
     "nan from the first step": (log(4 * [math.nan]), "loss-nan"),
+    "nan, filled to five characters": (log(4 * [math.nan], "Lightning").replace("nan", "nan.0"), "loss-nan"),
     "nan later": (log([*A, math.nan, math.nan], "Megatron"), "loss-nan"),
     "overflow to the lowest scale": (
         "".join(OVERFLOW.format(2**n, 2**n // 2) for n in range(16, 0, -1)),
@@ -381,6 +382,20 @@ def test_a_first_step_that_was_counted_otherwise_is_no_trend(form):
     assert told([0.4, 1.0, 1.05, 1.1, 1.15]) != "steps-slow-down"
     assert told([0.4, 1.0, 1.0]) != "steps-slow-down"
     assert told([0.9, 1.0, 1.3, 1.7, 2.2, 2.9]) == "steps-slow-down"
+
+
+@pytest.mark.parametrize(
+    "form", ["iteration: {step} / 99 | tokens_per_sec: {rate} | lm_loss: 9.{left}", "step {step} | {rate} tok/s"]
+)
+def test_thousands_of_tokens_are_fewer_than_millions(form):
+    """As nanotron writes them: the first step compiles."""
+
+    def told(*rates):
+        rows = enumerate(rates)
+        return answer("\n".join(form.format(step=step, rate=rate, left=99 - step) for step, rate in rows)).id
+
+    assert told("466K", "3.71M", "3.7M", "3.72M", "3.7M", "3.69M") != "steps-slow-down"
+    assert told("3.7M", "3.71M", "3.7M", "466K", "460K", "461K") == "steps-slow-down"
 
 
 TIMED_ONCE = "loss {:.3f} step_time {}s"
