@@ -22,11 +22,12 @@ VALUES = {
     "epoch": re.compile(rf"(?<![\w.-])epoch{NUMBER}", re.IGNORECASE),
     "step": re.compile(rf"(?<![\w.-])(?:global[_ ])?(?:step|iter(?:ation)?){NUMBER}", re.IGNORECASE),
 }
-# Of a step. A time without a name may be that since the start, unless it is in milliseconds, as nanoGPT writes.
+# Of a step. A time without a name may be that since the start, unless it is in milliseconds, as nanoGPT writes; its
+# speedruns write that of all steps as train_time.
 SECONDS = re.compile(
     r"(?i)(?<![\w.-])(?:(?:step|iter(?:ation)?)[_ ]time|time per (?:step|iteration))[\"']?(?P<of_ms> \(ms\))?"
     r"[\"']?\s*[:=]?\s*[\"']?(?P<named>\d+(?:\.\d*)?) ?s?(?![\w.%:])"
-    r"|(?<![\w.-])(?:\w+[_ ])?(?:time|dt)[\"']?\s*[:=]?\s*(?P<ms>\d+(?:\.\d*)?) ?ms\b"
+    r"|(?<![\w.-])(?!(?:train|total)[_ ]time)(?:\w+[_ ])?(?:time|dt)[\"']?\s*[:=]?\s*(?P<ms>\d+(?:\.\d*)?) ?ms\b"
     r"|(?<![\w.])(?P<beside>\d+\.\d+) ?s(?:ec\w*)?/(?:step|iter\w*)\b(?!\s*[:=])"
 )
 # A line of DeepSpeed's own (engine.py, _report_progress), which counts skipped steps from the beginning.

@@ -302,7 +302,7 @@ def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", 
     bars = [*BAR.finditer(log.text)]
     total = statistics.mode(each[2] for each in bars) if bars else ""  # others load, or evaluate
     of_bars = [(each.start(), _seconds(each)) for each in bars if each[2] == total]
-    seconds = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
+    seconds = [(line.place, line.values["seconds"]) for line in log.lines if line.values.get("seconds")]
     if of_bars or seconds:
         return of_bars or _of_one_rank(log.text, seconds), "bar" if of_bars else "seconds"
     found = [(each.start(), each[1] or each[3], each[2] or each[4] or "") for each in RATE.finditer(log.text)]

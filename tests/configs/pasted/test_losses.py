@@ -398,6 +398,15 @@ def test_thousands_of_tokens_are_fewer_than_millions(form):
     assert told("3.7M", "3.71M", "3.7M", "466K", "460K", "461K") == "steps-slow-down"
 
 
+@pytest.mark.parametrize("name", ["train_time", "total time"])
+def test_a_time_since_the_start_is_not_that_of_a_step(name):
+    """As speedruns of nanoGPT write it: their first steps have none."""
+    form = "step:{}/1750 train_loss:{:.3f} {}:{}ms step_avg:130.10ms"
+    rows = [form.format(step, 10.8 - step / 9, name, max(0, step - 9) * 130) for step in range(30)]
+    assert answer("\n".join(rows)).id != "steps-slow-down"
+    assert answer("\n".join(f"step {step} loss {9 - step / 9} step_time 0s" for step in range(30))).found == ()
+
+
 TIMED_ONCE = "loss {:.3f} step_time {}s"
 SLOWER = (1.1, 1.12, 1.31, 1.58, 1.97, 2.41)  # the second is hardly slower
 GROWING = [
