@@ -27,7 +27,8 @@ VALUES = {
 SECONDS = re.compile(
     r"(?i)(?<![\w.-])(?:(?:step|iter(?:ation)?)[_ ]time|time per (?:step|iteration))[\"']?(?P<of_ms> \(ms\))?"
     r"[\"']?\s*[:=]?\s*[\"']?(?P<named>\d+(?:\.\d*)?) ?s?(?![\w.%:])"
-    r"|(?<![\w.-])(?!(?:train|total)[_ ]time)(?:\w+[_ ])?(?:time|dt)[\"']?\s*[:=]?\s*(?P<ms>\d+(?:\.\d*)?) ?ms\b"
+    r"|(?<![\w.-])(?<!train )(?<!total )(?!(?:train|total)[_ ]time)(?:\w+[_ ])?(?:time|dt)"
+    r"[\"']?\s*[:=]?\s*(?P<ms>\d+(?:\.\d*)?) ?ms\b"
     r"|(?<![\w.])(?P<beside>\d+\.\d+) ?s(?:ec\w*)?/(?:step|iter\w*)\b(?!\s*[:=])"
 )
 # A line of DeepSpeed's own (engine.py, _report_progress), which counts skipped steps from the beginning.
