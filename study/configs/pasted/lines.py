@@ -5,6 +5,7 @@ Megatron, nanotron and progress bars; and tables, as TensorBoard, W&B, Lightning
 """
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ VALUES = {
     "epoch": re.compile(rf"(?<![\w.-])epoch{NUMBER}", re.IGNORECASE),
     "step": re.compile(rf"(?<![\w.-])(?:global[_ ])?(?:step|iter(?:ation)?){NUMBER}", re.IGNORECASE),
 }
+MAY_BE_NAN = ("loss", "norm", "rate")
 # Of a step. A time without a name may be that since the start, unless it is in milliseconds, as nanoGPT writes; its
 # speedruns write that of all steps as train_time.
 SECONDS = re.compile(
@@ -149,6 +151,7 @@ def _values(row: str) -> dict[str, float]:
         return {}
     matches = {name: pattern.search(row) for name, pattern in VALUES.items()}
     values = {name: float(match[1]) for name, match in matches.items() if match}
+    values = {name: value for name, value in values.items() if name in MAY_BE_NAN or math.isfinite(value)}
     if match := SECONDS.search(row):
         is_ms = match["of_ms"] or match["ms"]
         values["seconds"] = float(match["named"] or match["ms"] or match["beside"]) / (1000 if is_ms else 1)

@@ -398,6 +398,13 @@ def test_thousands_of_tokens_are_fewer_than_millions(form):
     assert told("3.7M", "3.71M", "3.7M", "466K", "460K", "461K") == "steps-slow-down"
 
 
+@pytest.mark.parametrize("epoch", ["nan", "inf", "1e400"])
+def test_an_epoch_that_is_no_number_is_not_read(epoch):
+    text = log(falling(30)).replace("'epoch': 0.9", f"'epoch': {epoch}")
+    assert epoch in text
+    assert answer(text).found == ()
+
+
 @pytest.mark.parametrize("name", ["train_time", "total time"])
 def test_a_time_since_the_start_is_not_that_of_a_step(name):
     """As speedruns of nanoGPT write it: their first steps have none."""

@@ -158,6 +158,7 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
 def test_a_message_that_is_cut_at_the_end_of_a_text_is_known_if_it_is_one_alone(line, id):
     told = answer(f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    main()\n{line}')
     assert (told.id, told.is_answered) == (id, bool(id))
+    assert answer(f"{line}\n", "crashed").id == answer(f"{line}\n\n\f\nimport torch").id == id
     assert not {*"{}"} & {*"".join(each.sentence + each.remedy for each in told.found)}
 
 
