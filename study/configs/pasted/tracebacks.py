@@ -26,7 +26,7 @@ LAST = re.compile(
     r"(?P<name>\b\w{0,80}(?:Error|Exception): )(?:CUDA error: )?(?P<said>[^\n]{20,300}?)[ .\u2026]{0,9}\s*?(?:\Z|\f)"
 )
 BEGINS = re.compile(r"(?:^|\|)(?:\(\?:)*((?:[^\\.^$*+?{}\[\]|()\n]|\\[^\w\n]|\\x27)+)(?![?*{])")
-SHOWN = 0.75
+SHOWN = 0.7
 CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
 ORDER: tuple[Sure, ...] = ("sure", "likely", "possible")

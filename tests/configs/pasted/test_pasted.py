@@ -145,6 +145,7 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
         ("RuntimeError: Expected all tensors to be on the same devic", "two-devices"),
         ("RuntimeError: CUDA error: device-side assert trigg...", "device-assert"),
         ("ValueError: DeepSpeed Zero-3 is not compatible wit", "zero3-device-map"),
+        ("RuntimeError: Expected to have finished reduction in the prior iteration befo", "unused-parameters"),
         # What differs is cut off, or nothing is.
         ("RuntimeError: Expected all tensors to be on the same device, but found at least two device", ""),
         ("RuntimeError: CUDA error: operation n", ""),
@@ -611,7 +612,8 @@ CUT = """{rank}Traceback (most recent call last):
 @pytest.mark.parametrize("rank", ["", "[rank0]: "])
 def test_a_traceback_that_is_cut_is_asked_for_its_last_line(rank):
     told = answer(CUT.format(rank=rank))
-    assert "last line" in told.nothing
+    for text in (CUT, CUT[: CUT.index("ainer.train")], CUT[: CUT.index("{rank}    trainer")]):
+        assert "last line" in answer(text.format(rank=rank).replace("train.py", "run.py")).nothing
     assert "last line" in told.questions[0]
     for error in ("KeyError: 'label'", "my.lib.OddError", "KeyboardInterrupt"):
         told = answer(f"{CUT.format(rank=rank)}{rank}{error}\n")
