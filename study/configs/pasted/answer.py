@@ -390,7 +390,7 @@ def _stops(text: str) -> str:
     bars = [(int(bar[2]), int(bar[1])) for bar in resumed.OF_STEPS.finditer(text)]
     total = max((total for total, _ in bars), default=0)
     steps = [step for of, step in bars if of == total]
-    if not steps or total in steps or "train_runtime" in text:
+    if not steps or total in steps or re.search("train_runtime|KeyboardInterrupt", text):
         return ""
     at = f"The log stops at step {steps[-1]} of {total} ({steps[-1] / total:.0%}) and shows no error"
     return f"{at}. If the training has ended, the scheduler's log, dmesg or another rank's output may say why"

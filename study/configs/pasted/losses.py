@@ -40,9 +40,10 @@ USUAL_PASSES = 32  # of an update, where the text says none: some releases of th
 # As DeepSpeed, torchtitan, torchtune and loops write them, with the unit before the number or behind it.
 UNIT = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|it(?:er(?:ation)?s?)?|steps?)(?:/|_per_)s(?:ec(?:ond)?)?(?:_per_gpu)?"
 RATE = re.compile(
-    rf"(?:CurrSamplesPerSec=|\btps: *|\b{UNIT}\b[\"']?[:= ] *)(\d[\d,]*\.?\d*)"
-    rf"|\b(?:step|loss|iter(?:ation)?)\b[^\n]{{0,300}}?(?<![\w.,])(\d[\d,]*\.?\d*) ?{UNIT}\b(?![:=])"
+    rf"(?:CurrSamplesPerSec=|\btps: *|\b{UNIT}\b[\"']?[:= ] *)(\d[\d,]*\.?\d*)([KkM]?)"
+    rf"|\b(?:step|loss|iter(?:ation)?)\b[^\n]{{0,300}}?(?<![\w.,])(\d[\d,]*\.?\d*)([KkM]?) ?{UNIT}\b(?![:=])"
 )
+THOUSANDS = {"": 1, "K": 1e3, "M": 1e6}  # as nanotron writes rates
 RANK = re.compile(r"(?:[ \t]*\[(?:rank|default)\d+\])?")  # as torchrun and torchtitan begin a line
 RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
 PARTS = 24  # of a log: in each its median counts
@@ -301,10 +302,11 @@ def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", 
     bars = [*BAR.finditer(log.text)]
     total = statistics.mode(each[2] for each in bars) if bars else ""  # others load, or evaluate
     of_bars = [(each.start(), _seconds(each)) for each in bars if each[2] == total]
-    seconds = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
+    seconds = [(line.place, line.values["seconds"]) for line in log.lines if line.values.get("seconds")]
     if of_bars or seconds:
         return of_bars or _of_one_rank(log.text, seconds), "bar" if of_bars else "seconds"
-    rates = [(each.start(), float((each[1] or each[2]).replace(",", ""))) for each in RATE.finditer(log.text)]
+    found = [(each.start(), each[1] or each[3], each[2] or each[4] or "") for each in RATE.finditer(log.text)]
+    rates = [(place, float(rate.replace(",", "")) * THOUSANDS[of.upper()]) for place, rate, of in found]
     return _of_one_rank(log.text, [(place, 1 / rate) for place, rate in rates if rate]), "rate"
 
 

@@ -247,7 +247,7 @@ class Pasted:
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
         of_training = re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text)
-        return not (of_training or self.words or self.last_error)
+        return not (of_training or self.words or self.last_error or self.is_cut)
 
 
 def _release(package: str, release: Release) -> str:

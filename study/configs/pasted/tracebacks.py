@@ -20,12 +20,13 @@ LONGEST = 200  # characters of a line that are quoted
 BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
 # How a library goes on that lets two releases differ, as they are compatible (deepspeed/ops/op_builder/builder.py:117).
 ACCEPTED = re.compile(r"[\s\d.]*\bbut\s+since\b[^\n]*\n?[^\n]*\baccepting\b")
-# An error that ends a text, and the words with which a pattern begins. What is cut shows at least so much of them.
+# An error that ends a text, or one of several, and the words with which a pattern begins. What is cut shows at least so
+# much of them.
 LAST = re.compile(
-    r"(?P<name>\b\w{0,80}(?:Error|Exception): )(?:CUDA error: )?(?P<said>[^\n]{20,300}?)[ .\u2026]{0,9}\s*\Z"
+    r"(?P<name>\b\w{0,80}(?:Error|Exception): )(?:CUDA error: )?(?P<said>[^\n]{20,300}?)[ .\u2026]{0,9}\s*?(?:\Z|\f)"
 )
 BEGINS = re.compile(r"(?:^|\|)(?:\(\?:)*((?:[^\\.^$*+?{}\[\]|()\n]|\\[^\w\n]|\\x27)+)(?![?*{])")
-SHOWN = 0.75
+SHOWN = 0.7
 CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
 ORDER: tuple[Sure, ...] = ("sure", "likely", "possible")

@@ -135,6 +135,7 @@ WRONG = {
     "constant, norm nan": (log(9 * [2.3145], norms=9 * [math.nan]), "norm-nan"),
     "0": (log(6 * [0.0], "LLaMA-Factory"), "loss-zero"),
     "nan from the first step": (log(4 * [math.nan]), "loss-nan"),
+    "nan, filled to five characters": (log(4 * [math.nan], "Lightning").replace("nan", "nan.0"), "loss-nan"),
     "nan later": (log([*A, math.nan, math.nan], "Megatron"), "loss-nan"),
     "overflow to the lowest scale": (
         "".join(OVERFLOW.format(2**n, 2**n // 2) for n in range(16, 0, -1)),
@@ -382,6 +383,36 @@ def test_a_first_step_that_was_counted_otherwise_is_no_trend(form):
     assert told([0.4, 1.0, 1.05, 1.1, 1.15]) != "steps-slow-down"
     assert told([0.4, 1.0, 1.0]) != "steps-slow-down"
     assert told([0.9, 1.0, 1.3, 1.7, 2.2, 2.9]) == "steps-slow-down"
+
+
+@pytest.mark.parametrize(
+    "form", ["iteration: {step} / 99 | tokens_per_sec: {rate} | lm_loss: 9.{left}", "step {step} | {rate} tok/s"]
+)
+def test_thousands_of_tokens_are_fewer_than_millions(form):
+    """As nanotron writes them: the first step compiles."""
+
+    def told(*rates):
+        rows = enumerate(rates)
+        return answer("\n".join(form.format(step=step, rate=rate, left=99 - step) for step, rate in rows)).id
+
+    assert told("466K", "3.71M", "3.7M", "3.72M", "3.7M", "3.69M") != "steps-slow-down"
+    assert told("3.7M", "3.71M", "3.7M", "466K", "460K", "461K") == "steps-slow-down"
+
+
+@pytest.mark.parametrize("epoch", ["nan", "inf", "1e400"])
+def test_an_epoch_that_is_no_number_is_not_read(epoch):
+    text = log(falling(30)).replace("'epoch': 0.9", f"'epoch': {epoch}")
+    assert epoch in text
+    assert answer(text).found == ()
+
+
+@pytest.mark.parametrize("name", ["train_time", "total time"])
+def test_a_time_since_the_start_is_not_that_of_a_step(name):
+    """As speedruns of nanoGPT write it: their first steps have none."""
+    form = "step:{}/1750 train_loss:{:.3f} {}:{}ms step_avg:130.10ms"
+    rows = [form.format(step, 10.8 - step / 9, name, max(0, step - 9) * 130) for step in range(30)]
+    assert answer("\n".join(rows)).id != "steps-slow-down"
+    assert answer("\n".join(f"step {step} loss {9 - step / 9} step_time 0s" for step in range(30))).found == ()
 
 
 TIMED_ONCE = "loss {:.3f} step_time {}s"

@@ -146,6 +146,7 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
         ("RuntimeError: Expected all tensors to be on the same devic", "two-devices"),
         ("RuntimeError: CUDA error: device-side assert trigg...", "device-assert"),
         ("ValueError: DeepSpeed Zero-3 is not compatible wit", "zero3-device-map"),
+        ("RuntimeError: Expected to have finished reduction in the prior iteration befo", "unused-parameters"),
         # What differs is cut off, or nothing is.
         ("RuntimeError: Expected all tensors to be on the same device, but found at least two device", ""),
         ("RuntimeError: CUDA error: operation n", ""),
@@ -159,6 +160,7 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
 def test_a_message_that_is_cut_at_the_end_of_a_text_is_known_if_it_is_one_alone(line, id):
     told = answer(f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    main()\n{line}')
     assert (told.id, told.is_answered) == (id, bool(id))
+    assert answer(f"{line}\n", "crashed").id == answer(f"{line}\n\n\f\nimport torch").id == id
     assert not {*"{}"} & {*"".join(each.sentence + each.remedy for each in told.found)}
 
 
@@ -611,7 +613,8 @@ CUT = """{rank}Traceback (most recent call last):
 @pytest.mark.parametrize("rank", ["", "[rank0]: "])
 def test_a_traceback_that_is_cut_is_asked_for_its_last_line(rank):
     told = answer(CUT.format(rank=rank))
-    assert "last line" in told.nothing
+    for text in (CUT, CUT[: CUT.index("ainer.train")], CUT[: CUT.index("{rank}    trainer")]):
+        assert "last line" in answer(text.format(rank=rank).replace("train.py", "run.py")).nothing
     assert "last line" in told.questions[0]
     for error in ("KeyError: 'label'", "my.lib.OddError", "KeyboardInterrupt"):
         told = answer(f"{CUT.format(rank=rank)}{rank}{error}\n")
@@ -915,6 +918,29 @@ def test_a_symbol_that_is_missing_is_told_by_the_library_that_has_it(line, id):
     assert answer(line).id == id
 
 
+RAY_DIED = (
+    "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.\nWorker exit type: "
+    "SYSTEM_ERROR There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high "
+    "memory usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV or other "
+    "unexpected errors."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        (RAY_DIED, "ray-actor-died"),
+        (f"{RAY_DIED}\nOut of memory: Killed process 42 (python)", "memory-elsewhere"),
+        (f"{RAY_DIED}\n*** SIGSEGV received at time=1 on cpu 2 ***", "ray-actor-died"),
+        ("AttributeError: 'NoneType' object has no attribute 'cadam32bit_grad_fp32'", "bitsandbytes-no-gpu"),
+        ("AttributeError: 'NoneType' object has no attribute 'cache'", ""),
+        ("Instance i-0 was preempted by the provider", "preempted"),
+    ],
+)
+def test_causes_that_a_library_only_lists_are_not_told(text, id):
+    assert answer(text).id == id
+
+
 STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
 
 
@@ -927,6 +953,7 @@ STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
         (STEPS_BAR.format(step=3000, share=1), False),
         ("{'train_runtime': 812.3, 'train_steps_per_second': 1.2}", False),
         ("Traceback (most recent call last):\nKeyError: 'label'", False),
+        ("^CTraceback (most recent call last):\nKeyboardInterrupt", False),
     ],
 )
 def test_a_log_that_simply_stops_says_at_which_step(ends, stops):
