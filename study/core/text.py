@@ -136,9 +136,7 @@ WIDTH = 100  # characters of a line of text at most
 GAP = 2  # characters between two columns
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:bytes|[TGMk]i?B|s|min|h)\b)")  # where no line ends
 GLUE = "\x1f"
-NUMBER = re.compile(
-    r"(?:-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-[\d.]+)?%?(?: [^\W\d]+)?|never|-)?"
-)  # in a cell
+NUMBER = re.compile(r"(?:-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-[\d.]+)?%?(?: [^\W\d]+)?|never|-)?")  # in a cell
 COLUMNS = re.compile(r"[1-9]\d{1,3}")  # as a shell has them, of which a pipe does not tell
 UNCUT = 400  # characters of a line of a table if the output is not a terminal
 
