@@ -44,6 +44,7 @@ machine.put_programs_on_path()  # ninja, if nobody has activated the environment
 # sixteen times the processor time. It holds for processes that are started from here as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and lines would be so wide
+os.unsetenv("COLUMNS")  # so does readline, which pytest imports, past os.environ
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C; in the background it starts ignored
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
 # jsonschema does without this grammar of addresses, for checks of formats that nothing here asks for: another second.

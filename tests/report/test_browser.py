@@ -152,6 +152,10 @@ def test_what_a_reader_does_on_a_page(show):
     assert up[0] == down[-1] != up[-1]
     opened.get(opened.current_url.replace("index.html", "claims.html#P1-17"))
     assert opened.execute_script("return document.querySelector(':target').textContent").startswith("\nP1-17")
+    numbers = opened.execute_script(
+        "return [...document.querySelectorAll('td.number')].map((cell) => cell.textContent)"
+    )
+    assert {text.rpartition(" ")[2] for text in numbers} > {"%", "GB"}, "with a unit, too, at the right edge"
 
 
 def test_claims_are_chosen(show):
@@ -295,6 +299,8 @@ def test_on_a_phone_commands_wrap_python_scrolls_and_only_a_table_of_many_column
         found |= {tuple(each) for each in opened.execute_script(tables)}
     assert found == {(False, False), (True, False), (True, True)}
     opened = show("by_hand", 390)
+    line = "return getComputedStyle(document.querySelector('pre > code > span:first-child')).textIndent"
+    assert opened.execute_script(line).startswith("-"), "what does not fit of a line is indented"
     scrolls = """for (const fold of document.querySelectorAll("details")) fold.open = true;
         return [...document.querySelectorAll(".highlight pre")].some((each) => each.scrollWidth > each.clientWidth);"""
     assert opened.execute_script(scrolls)

@@ -205,7 +205,7 @@ def test_a_closed_card_shows_its_verdict_with_one_sentence_and_one_number(site):
         closed, fold = cards[each.id]
         shown = [words.strip() for words in re.split("<.*?>", closed.partition(">")[2])]
         certainty = each.certainty and f"certainty: {each.certainty}"
-        wanted = (certainty, each.not_judged and "in part", each.answer, each.numbers and f"{each.numbers}.")
+        wanted = (certainty, each.not_judged and "judged in part", each.answer, each.numbers and f"{each.numbers}.")
         assert [*filter(None, shown)] == [each.id, each.verdict, *filter(None, wanted)]
         assert all(words in fold for words in (each.quote, each.found, each.condition or ""))
 
