@@ -102,7 +102,8 @@ class Answer:
     loaded: list[tuple[int, int]] = field(default_factory=list)  # numbers before and after a model was loaded
     first_step_at: int = 0  # in that log: what comes before is loading
     moments: list[Moment] = field(default_factory=list)
-    collectives: list[tuple[str, str | None]] = field(default_factory=list)  # each with its line of the script
+    # Each with its line of the script, and its elements where those of all ranks are equal.
+    collectives: list[tuple[str, str | None, int | None]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # packages that keep logs, and are not installed
     decides: dict[str, str] = field(default_factory=dict)  # by lines' places: those that compare what is 0 here
     is_cut: bool = False  # the script would have gone on

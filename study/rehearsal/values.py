@@ -44,11 +44,11 @@ class Values(TorchDispatchMode):
         self.agreement = agreement
         self.most_collectives = most_collectives
         self.script = script
-        self.collectives: list[tuple[str, str | None]] = []
+        self.collectives: list[tuple[str, str | None, int | None]] = []
         self._rest = WithoutValues()
 
-    def note(self, collective: str) -> None:
-        self.collectives.append((collective, self.script.place()))
+    def note(self, collective: str, elements: int | None = None) -> None:
+        self.collectives.append((collective, self.script.place(), elements))
         if len(self.collectives) == self.most_collectives:
             raise Enough
 
@@ -85,7 +85,7 @@ class Values(TorchDispatchMode):
         name = function._schema.name.partition("::")[2]
         if name in MOVES_NOTHING:  # a rank that drops what it gathered waits for nothing, and stops nobody
             return
-        self.note(name.strip("_"))
+        self.note(name.strip("_"), ranks.elements(function, args))
         ranks.fill_in(function, args)
         if self.agreement is not None:
             with _disable_current_modes():
