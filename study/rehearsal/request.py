@@ -81,6 +81,7 @@ class Answer:
     cuda_peaks: list[int] = field(default_factory=list)  # CUDA's own, with real values on a GPU
     loading_peak_bytes: int | None = None  # before the first pass
     batches: int = 0  # that loaders gave
+    batch_bytes: int = 0  # of the largest of them
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     batch_at: str | None = None  # the line of the script that takes it from a loader
     batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest

@@ -9,13 +9,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
+from torch.optim import lr_scheduler
 
 from study.cli import rehearsed
 from study.cli.rehearsed import failed
 from study.records.schema import Record
 from study.rehearsal import run
-from study.rehearsal.mistakes import note_modes
+from study.rehearsal.mistakes import length_of, note_modes
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.user_code import Script
 from study.report import rehearsals
@@ -111,3 +113,17 @@ def test_a_model_in_evaluation_mode_recomputes_nothing_and_has_no_dropout(trains
     told = {each.id for each in judge(record)[0]}
     assert ("checkpointing_off" in told) == (recomputes and not trains)
     assert ("layers_in_evaluation" in told) == (dropout > 0 and not trains)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "length"),
+    [
+        (lr_scheduler.LinearLR, None),
+        (lr_scheduler.ConstantLR, None),
+        (lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 9), 9),
+        (lr_scheduler.PolynomialLR, 5),
+        (lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 9), 9),
+    ],
+)
+def test_a_warmup_is_no_schedule_that_ends(schedule, length):
+    assert length_of(schedule(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))) == length
