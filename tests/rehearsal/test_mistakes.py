@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from torch._utils import ExceptionWrapper
 from torch.optim import lr_scheduler
 
 from study.cli import rehearsed
@@ -75,6 +76,21 @@ def test_what_a_rehearsal_itself_breaks_is_not_said_of_the_users_gpus(line, is_o
     request = Request(script="train.py", words=[], ranks=4, ranks_per_machine=8, steps=2)
     is_said = "as it would on 4 GPUs" in rehearsals.ending(failure, request)
     assert is_said != (is_own and folder != Path("/somebodys"))
+
+
+@pytest.mark.parametrize(("line", "said"), [("{}['y']", "KeyError: 'y'"), ("assert 0", "AssertionError")])
+def test_a_mistake_of_a_loaders_worker_is_told_by_its_own_line(line, said, tmp_path):
+    """Its process sends a text with a traceback."""
+    path = tmp_path / "data.py"
+    path.write_text(f"import torch\n{line}\n")
+    try:
+        exec(compile(path.read_text(), str(path), "exec"), {})
+    except (KeyError, AssertionError):
+        sent = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises((KeyError, AssertionError)) as caught:
+        sent.reraise()
+    failure = run.failed(caught.value, Script(tmp_path / "train.py", {}))
+    assert (failure.kind, failure.message, failure.where, failure.code) == ("script", said, "data.py:2", line)
 
 
 @pytest.mark.parametrize(("kind", "names"), [("script", True), ("value", False)])

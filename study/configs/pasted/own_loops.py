@@ -346,7 +346,8 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         if not LOADER.search(ast.unparse(call.func)):
             continue
         shuffles = any(ast.unparse(each) == "shuffle=True" for each in call.keywords)
-        if shuffles and not any(RANKS.search(each) or each in by_rank for each in given(call)):
+        names = {each.id for each in nodes_of(ast.Name, call)}
+        if shuffles and not by_rank & names and not any(map(RANKS.search, given(call))):
             yield call
 
 

@@ -72,6 +72,7 @@ LOADERS = {
     f"sampler = DistributedSampler(data) if ddp else None\n{LOADER}": False,
     f"data = data[rank::world_size]\n{LOADER}": False,
     f"r, n = dist.get_rank(), dist.get_world_size()\nrows = data[r::n]\ndata = TensorDataset(rows)\n{LOADER}": False,
+    f"rows = data[dist.get_rank() :: 2]\n{LOADER.replace('data,', 'TensorDataset(rows),')}": False,
     f"r = dist.get_rank()\ndevice = torch.device(r)\nrows = load(device)\n{LOADER}": True,
     f"data = data.shard(ranks, rank)\n{LOADER}": False,
     f"data = Rows(rank, world_size)\n{LOADER}": False,
