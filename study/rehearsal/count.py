@@ -110,6 +110,7 @@ class Count:
         self._tell()
         leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        self.answer.batch_bytes = max(self.answer.batch_bytes, sum(each.nbytes for each in tensors))
         if tensors and not self.moments.is_over:
             self._given = list(max(tensors, key=torch.Tensor.numel).shape)
             self._given_at = self.shapes.values.script.place()

@@ -219,7 +219,12 @@ def plain(name: str) -> str:
 
 
 def length_of(scheduler) -> int | None:
-    """Return after how many of its own steps a schedule ends. None if it does not say so."""
+    """Return after how many of its own steps a schedule ends. None if it does not say so, or warms up to its full rate.
+
+    These are `ConstantLR`, and `LinearLR` as it is by default.
+    """
+    if hasattr(scheduler, "factor") or getattr(scheduler, "end_factor", 0) > getattr(scheduler, "start_factor", 0):
+        return None
     lambdas = getattr(scheduler, "lr_lambdas", None) or [None]
     steps = (getattr(lambdas[0], "keywords", None) or {}).get("num_training_steps")
     found = [steps, *(getattr(scheduler, name, None) for name in LENGTHS)]

@@ -15,6 +15,7 @@ from study.rehearsal.request import Request
 c10d = torch.ops.c10d
 # After these all ranks have the same values.
 AGREE = {c10d.allgather_.default, c10d._allgather_base_.default, c10d.allreduce_.default, c10d.broadcast_.default}
+SAME_SIZES = {c10d.allreduce_.default, c10d.broadcast_.default}
 MOST_BYTES = 2**20  # of a tensor that a script decides by
 GIVEN = "given.pt"
 save, load = torch.save, torch.load  # a script's are replaced
@@ -85,6 +86,13 @@ class Agreement:
     def write(self) -> None:
         if self.rank == 0 and self.keeps:
             save(self.given, self.path)
+
+
+def elements(function, args) -> int | None:
+    """Return how many elements a collective of all ranks has, which none of them chooses. None: it may differ."""
+    if function not in SAME_SIZES or dist.ProcessGroup.unbox(args[1]).size() < dist.get_world_size():
+        return None
+    return sum(each.numel() for each in args[0])
 
 
 def fill_in(function, args) -> None:

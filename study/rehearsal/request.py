@@ -81,6 +81,7 @@ class Answer:
     cuda_peaks: list[int] = field(default_factory=list)  # CUDA's own, with real values on a GPU
     loading_peak_bytes: int | None = None  # before the first pass
     batches: int = 0  # that loaders gave
+    batch_bytes: int = 0  # of the largest of them
     batch: list[int] = field(default_factory=list)  # the shape of a pass's first input
     batch_at: str | None = None  # the line of the script that takes it from a loader
     batches_read: list[list[int]] = field(default_factory=list)  # of each update: the shape of the largest
@@ -102,7 +103,8 @@ class Answer:
     loaded: list[tuple[int, int]] = field(default_factory=list)  # numbers before and after a model was loaded
     first_step_at: int = 0  # in that log: what comes before is loading
     moments: list[Moment] = field(default_factory=list)
-    collectives: list[tuple[str, str | None]] = field(default_factory=list)  # each with its line of the script
+    # Each with its line of the script, and its elements where those of all ranks are equal.
+    collectives: list[tuple[str, str | None, int | None]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # packages that keep logs, and are not installed
     decides: dict[str, str] = field(default_factory=dict)  # by lines' places: those that compare what is 0 here
     is_cut: bool = False  # the script would have gone on

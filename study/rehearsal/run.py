@@ -116,6 +116,8 @@ def run_script(path: Path, skips: list[str], module_name: str | None = None) -> 
 
 
 LOOKS_UP, PASSES_ON = re.compile("__get(attr|attribute|item)__"), re.compile(r"^raise\b|\(\*args, \*\*kwargs\)")
+OF_WORKER = "Original Traceback (most recent call last)"  # torch/_utils.py, of a loader's worker
+FRAME = re.compile(r'File "(.+)", line (\d+)')
 # As libraries say what a setting needs, in place of Python.
 NOT_INSTALLED = re.compile(r"\bpip install\b|\b(is not|to be) installed\b")
 
@@ -128,7 +130,12 @@ def failed(error: BaseException, script: Script, left_out: Sequence[str] = ()) -
     # PyTorch's own refusals of tensors without values begin with this word.
     if isinstance(error, NoValue) or names & set(NEEDS_VALUES) or any(name.startswith("FakeTensor") for name in names):
         kind = "value"
-    message = str(error).strip() or type(error).__name__
+    message = str(error).strip()
+    if OF_WORKER in message:  # which has the traceback of another process
+        mine = [(file, int(line)) for file, line in FRAME.findall(message) if script.owns(file)]
+        for file, line in mine[-1:]:
+            where, code = f"{Path(file).relative_to(script.folder)}:{line}", linecache.getline(file, line).strip()
+        message = message.splitlines()[-1].removeprefix(type(error).__name__).removeprefix(": ")
     if message.startswith(HAS_NO_VALUES):
         kind = "value"
     if isinstance(error, Stop):
@@ -143,7 +150,7 @@ def failed(error: BaseException, script: Script, left_out: Sequence[str] = ()) -
     elif left_out and Nothing.__name__ in message:
         kind, message = "missing", f"it reads a value of {' or '.join(left_out)}, not installed here ({message})"
     elif not isinstance(error, NoValue):
-        message = f"{type(error).__name__}: {message}"
+        message = f"{type(error).__name__}: {message}" if message else type(error).__name__
         if is_own(error, script):
             kind, message = "own", f"it failed itself, which says nothing of your training ({message})"
     trace = "".join(traceback.format_exception(error))

@@ -14,7 +14,7 @@ from study.core.arms import PACKAGE, Arm
 from study.core.errors import FULL_INSTALL, Stop
 from study.core.gpus import GPUS
 from study.core.machine import packages_first
-from study.core.text import TICK_S, during, say_aside
+from study.core.text import TICK_S, during, number_of, say_aside
 from study.records import store
 from study.rehearsal.alternatives import check_is, under
 from study.rehearsal.files import remove_made
@@ -100,18 +100,19 @@ def apart(first: Answer, second: Answer, script: Path) -> Failure | None:
     """
     second_is_cut = second.is_cut or second.failure is not None
     pairs = list(zip(first.collectives, second.collectives, strict=False))
-    names_differ = any(mine[0] != other[0] for mine, other in pairs)
+    # An `if` on the rank may call one collective in two lines. Its tensors have one size.
+    calls_differ = any(mine[0] != other[0] or (mine[1] != other[1] and mine[2] != other[2]) for mine, other in pairs)
     rank_0_lacks = len(first.collectives) < len(second.collectives) and not first.is_cut
     rank_1_lacks = len(second.collectives) < len(first.collectives) and not second_is_cut
-    if not (names_differ or rank_0_lacks or rank_1_lacks):
+    if not (calls_differ or rank_0_lacks or rank_1_lacks):
         return None
-    place = next((place for place, (mine, other) in enumerate(pairs) if mine != other), len(pairs))
+    place = next((place for place, (mine, other) in enumerate(pairs) if mine[:2] != other[:2]), len(pairs))
     mine, other = _at(first, place), _at(second, place)
-    calls = mine or other or ("", None)  # of the rank that still calls something
+    calls = mine or other or ("", None, None)  # of the rank that still calls something
     if mine and other:
-        what = f"rank 0 calls {mine[0]} there, and rank 1 comes to {other[0]} at {other[1]}"
+        what = f"rank 0 calls {_named(mine)} there, and rank 1 comes to {_named(other)} at {other[1]}"
     else:
-        what = f"rank {0 if mine else 1} calls {calls[0]} there, and the other rank has ended"
+        what = f"rank {0 if mine else 1} calls {_named(calls)} there, and the other rank has ended"
     code = None
     where = calls[1]
     if where is not None:
@@ -119,8 +120,12 @@ def apart(first: Answer, second: Answer, script: Path) -> Failure | None:
     return Failure("hang", what, where, code)
 
 
-def _at(answer: Answer, place: int) -> tuple[str, str | None] | None:
+def _at(answer: Answer, place: int) -> tuple[str, str | None, int | None] | None:
     return answer.collectives[place] if place < len(answer.collectives) else None
+
+
+def _named(call: tuple[str, str | None, int | None]) -> str:
+    return call[0] + (f" of {number_of(call[2], 'elements')}" if call[2] is not None else "")
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,11 @@ class Values(TorchDispatchMode):
         self.agreement = agreement
         self.most_collectives = most_collectives
         self.script = script
-        self.collectives: list[tuple[str, str | None]] = []
+        self.collectives: list[tuple[str, str | None, int | None]] = []
         self._rest = WithoutValues()
 
-    def note(self, collective: str) -> None:
-        self.collectives.append((collective, self.script.place()))
+    def note(self, collective: str, elements: int | None = None) -> None:
+        self.collectives.append((collective, self.script.place(), elements))
         if len(self.collectives) == self.most_collectives:
             raise Enough
 
@@ -61,6 +61,9 @@ class Values(TorchDispatchMode):
                 return function(torch.tensor(value), *args[1:], **(kwargs or {}))
         if function is aten._grouped_mm.default:
             return self._rest.__torch_dispatch__(function, types, args, kwargs)
+        if function in BY_LENGTHS and isinstance(args[0], FakeTensor):
+            with self.shapes.only():
+                return BY_LENGTHS[function](*args)
         check_range(function, args)
         if function in MASKED:
             function, args = aten.index.Tensor, self._by_positions(*args)
@@ -85,7 +88,7 @@ class Values(TorchDispatchMode):
         name = function._schema.name.partition("::")[2]
         if name in MOVES_NOTHING:  # a rank that drops what it gathered waits for nothing, and stops nobody
             return
-        self.note(name.strip("_"))
+        self.note(name.strip("_"), ranks.elements(function, args))
         ranks.fill_in(function, args)
         if self.agreement is not None:
             with _disable_current_modes():
@@ -122,6 +125,29 @@ class Values(TorchDispatchMode):
         if tensor.dtype == torch.bool:
             return bool(read)
         return read if tensor.is_floating_point() else int(read)
+
+
+def packed(padded: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return sequences one after the other, and how many go on at each place. Lengths are data, and so have values."""
+    with _disable_current_modes():
+        go_on = (lengths > torch.arange(int(lengths.max()))[:, None]).sum(1)
+        tokens = int(lengths.sum())
+    return padded.new_empty(tokens, *padded.shape[2:]), go_on
+
+
+def ctc(rows: torch.Tensor, _targets, _lengths, lengths: torch.Tensor | list[int], *_) -> tuple[torch.Tensor, ...]:
+    """Return a loss for each sequence, and what is kept: for each token, and each blank beside one."""
+    with _disable_current_modes():
+        longest = 2 * int(max(lengths)) + 1
+    return rows.new_empty(len(lengths)), rows.new_empty(len(lengths), len(rows), longest)
+
+
+# Operations whose results have shapes that lengths give.
+BY_LENGTHS: dict[Any, Callable] = {
+    aten._pack_padded_sequence.default: packed,
+    aten._ctc_loss.default: ctc,
+    aten._ctc_loss.Tensor: ctc,
+}
 
 
 def check_range(function, args) -> None:

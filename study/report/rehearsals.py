@@ -237,6 +237,8 @@ def on_cpu(answer: Answer) -> str:
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
     parts = sorted(of.peak.parts.items(), key=lambda part: -part[1])
+    if not parts and of.peak.when in ("evaluation", "saving"):  # whose parts are looked at after the updates
+        return [f"What the peak consists of was not seen: this {of.peak.when} came before the last update."]
     if not parts and of.answer.updates > 1:
         updates = number_of(of.answer.updates, "updates")
         return [f"What the peak consists of was not seen: the script made {updates}, and another one shows it."]
@@ -247,7 +249,8 @@ def parts_of_peak(of: Rehearsed) -> list[str]:
         lines.append(f"The host keeps {size(of.device.host)} of these for this rank.")
     if of.record.observed.wrapper == "DistributedDataParallel" and of.peak.parts.get("buckets"):
         lines.append(finding("ddp_buckets_beside").said)
-    kept = of.record.memory.components.per_rank[0].after_step.get("activations", 0)
+    batches = 2 * of.answer.batch_bytes  # Accelerate's loader is one ahead
+    kept = of.record.memory.components.per_rank[0].after_step.get("activations", 0) - batches
     if kept > OUTPUTS * of.device.peak:
         line = kept_output(text_of(of.request))
         what = f"what `{line.strip()}` gives" if line else "a model's outputs"
@@ -269,6 +272,8 @@ def evaluation(of: Rehearsed) -> list[str]:
         not_counted = "predictions that are kept over more batches are not counted"
         peak = f"Evaluation peaks at {size(of.device.evaluation)}."
         return [f"{peak} At most 4 batches of a loader are run: {not_counted}."]
+    if of.request.evaluate and not of.answer.batches:
+        return ["Whether it evaluated is not known: that is seen by the batches of a DataLoader, and it has none."]
     if of.request.evaluate:
         return [f"It did not evaluate in its first {number_of(of.answer.updates, 'updates')}. {LATER}"]
     return []

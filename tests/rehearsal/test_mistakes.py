@@ -9,13 +9,16 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
+from torch._utils import ExceptionWrapper
+from torch.optim import lr_scheduler
 
 from study.cli import rehearsed
 from study.cli.rehearsed import failed
 from study.records.schema import Record
 from study.rehearsal import run
-from study.rehearsal.mistakes import note_modes
+from study.rehearsal.mistakes import length_of, note_modes
 from study.rehearsal.request import Failure, Request
 from study.rehearsal.user_code import Script
 from study.report import rehearsals
@@ -93,6 +96,21 @@ def test_what_a_line_of_the_script_cannot_look_up_is_its_own_whoever_asks(tmp_pa
     assert (failure.kind, failure.where) == ("script", "train.py:3")
 
 
+@pytest.mark.parametrize(("line", "said"), [("{}['y']", "KeyError: 'y'"), ("assert 0", "AssertionError")])
+def test_a_mistake_of_a_loaders_worker_is_told_by_its_own_line(line, said, tmp_path):
+    """Its process sends a text with a traceback."""
+    path = tmp_path / "data.py"
+    path.write_text(f"import torch\n{line}\n")
+    try:
+        exec(compile(path.read_text(), str(path), "exec"), {})
+    except (KeyError, AssertionError):
+        sent = ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises((KeyError, AssertionError)) as caught:
+        sent.reraise()
+    failure = run.failed(caught.value, Script(tmp_path / "train.py", {}))
+    assert (failure.kind, failure.message, failure.where, failure.code) == ("script", said, "data.py:2", line)
+
+
 @pytest.mark.parametrize(("kind", "names"), [("script", True), ("value", False)])
 def test_an_error_of_a_library_that_a_table_knows_has_its_cause_and_its_remedy(kind, names, capsys):
     known = table("configs/pasted/examples.toml")["fsdp2-embeddings-twice"]["text"]
@@ -129,3 +147,17 @@ def test_a_model_in_evaluation_mode_recomputes_nothing_and_has_no_dropout(trains
     told = {each.id for each in judge(record)[0]}
     assert ("checkpointing_off" in told) == (recomputes and not trains)
     assert ("layers_in_evaluation" in told) == (dropout > 0 and not trains)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "length"),
+    [
+        (lr_scheduler.LinearLR, None),
+        (lr_scheduler.ConstantLR, None),
+        (lambda optimizer: lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 9), 9),
+        (lr_scheduler.PolynomialLR, 5),
+        (lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 9), 9),
+    ],
+)
+def test_a_warmup_is_no_schedule_that_ends(schedule, length):
+    assert length_of(schedule(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))) == length

@@ -204,7 +204,7 @@ def test_an_evaluation_is_extrapolated_only_if_each_batch_leaves_more():
     assert on_gpu(Answer(log=log, moments=moments), ranks=1, stage=None).whole_evaluation is None
 
 
-ALL, MORE = [("allreduce", "a.py:1")] * 2, [("allgather", "a.py:7")]
+ALL, MORE = [("allreduce", "a.py:1", 9)] * 2, [("allgather", "a.py:7", None)]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,8 @@ ALL, MORE = [("allreduce", "a.py:1")] * 2, [("allgather", "a.py:7")]
         (ALL, ALL + MORE, (False, False), True),
         (ALL, ALL + ALL, (True, True), False),  # one has seen all that was asked for earlier
         (ALL + MORE + ALL, ALL + ALL, (True, True), True),
-        (ALL, [("allreduce", "a.py:2")] * 2, (True, True), False),  # in the branches of an `if`
+        (ALL, [("allreduce", "a.py:2", 9)] * 2, (True, True), False),  # in the branches of an `if`
+        (ALL, [("allreduce", "a.py:1", 8)] * 2, (True, True), False),  # in one line, which all ranks come to
     ],
 )
 def test_ranks_part_if_one_calls_what_the_other_does_not(first, second, cut, hangs):
@@ -225,8 +226,16 @@ def test_ranks_part_if_one_calls_what_the_other_does_not(first, second, cut, han
     if found:
         assert found.where == "a.py:7"
         calls = 0 if MORE[0] in first else 1
-        other = "rank 1 comes to allreduce at a.py:1" if first == ALL + MORE + ALL else "the other rank has ended"
+        other = "rank 1 comes to allreduce of 9 elements at a.py:1" if first == ALL + MORE + ALL else "the other rank has ended"
         assert found.message == f"rank {calls} calls allgather there, and {other}"
+
+
+def test_ranks_part_if_one_sums_what_the_other_does_not():
+    """DDP sums as well. What one rank alone sums is paired with the gradients of the others."""
+    first, second = (Answer(collectives=calls, is_cut=True) for calls in ([*ALL, ("allreduce", "a.py:7", 2)], ALL * 2))
+    found = apart(first, second, Path("a.py"))
+    what = "rank 0 calls allreduce of 2 elements there, and rank 1 comes to allreduce of 9 elements at a.py:1"
+    assert (found.where, found.message) == ("a.py:7", what)
 
 
 def test_a_folder_whose_name_begins_alike_is_not_the_scripts():

@@ -1,11 +1,14 @@
 """Masks of data choose from tensors without values: how many they choose is known."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from study.core.models.values import WithoutValues
 from study.rehearsal.moments import Moments
@@ -43,6 +46,31 @@ def test_a_mask_of_data_chooses_from_what_has_no_values(choose, shape):
         chosen = choose(logits)
     assert isinstance(chosen, FakeTensor)
     assert chosen.shape == shape
+
+
+def by_lengths(kind: str, made) -> tuple[torch.Size, list[torch.Size]]:
+    """Return the shapes of a result of padded sequences, and of its gradients. `made`: within it weights are made."""
+    with made:
+        padded, lstm = torch.empty(2, 5, 4, requires_grad=True), torch.nn.LSTM(4, 3, batch_first=True)
+    lengths = torch.tensor([3, 5])
+    if kind == "ctc":
+        labels, of_labels = torch.tensor([[1, 2, 1], [3, 1, 0]]), torch.tensor([3, 2])
+        result = functional.ctc_loss(padded.transpose(0, 1), labels, lengths, of_labels)
+        return result.shape, [each.shape for each in torch.autograd.grad(result, padded)]
+    sequences = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+    result, unpacked = pad_packed_sequence(lstm(sequences)[0], batch_first=True)
+    assert unpacked.equal(lengths)
+    return result.shape, [each.shape for each in torch.autograd.grad(result.sum(), (padded, *lstm.parameters()))]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the real zeros that what is unpacked is written to
+@pytest.mark.parametrize("kind", ["lstm", "ctc"])
+def test_shapes_that_lengths_give_are_those_of_real_tensors(kind):
+    values = Values(Script(Path(__file__), {}))
+    shapes = Shapes(values, WithoutValues())
+    real = by_lengths(kind, contextlib.nullcontext())
+    with values:
+        assert by_lengths(kind, shapes.only()) == real
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

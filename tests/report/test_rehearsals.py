@@ -33,14 +33,15 @@ def test_the_peak_is_of_an_update_unless_another_moment_holds_more(held, when, p
     assert Peak.of(answer, OnGpu(reserved=0, driver=0, host=0, **held), {"gradients": 7}) == Peak(when, parts)
 
 
-def said_of(script: Path, after_step: dict, wrapper=None, **parts) -> str:
+def said_of(script: Path, after_step: dict, wrapper=None, batch_bytes: int = 0, **parts) -> str:
     rank = SimpleNamespace(after_step=after_step)
     components = SimpleNamespace(per_rank=[rank])
     observed = SimpleNamespace(wrapper=wrapper)
     record = SimpleNamespace(memory=SimpleNamespace(components=components), observed=observed)
     device = OnGpu(peak=10**8, reserved=0, driver=0, host=0)
     request = SimpleNamespace(script=str(script))
-    of = SimpleNamespace(record=record, device=device, request=request, peak=Peak("step 2", {"weights": 1, **parts}))
+    answer, peak = Answer(batch_bytes=batch_bytes), Peak("step 2", {"weights": 1, **parts})
+    of = SimpleNamespace(record=record, device=device, request=request, answer=answer, peak=peak)
     return " ".join(rehearsals.parts_of_peak(of))
 
 
@@ -51,8 +52,24 @@ def test_outputs_that_a_script_keeps_after_a_step_are_told_with_their_line(kept,
     said = said_of(script, {"activations": kept * 10**6})
     assert (f"When the optimizer steps, {kept} MB of activations are still held" in said) == is_told
     assert ("what `out = model(**batch)` gives" in said) == is_told
+    assert "are still held" not in said_of(script, {"activations": kept * 10**6}, batch_bytes=10**6)
     script.write_text("train()\n")
     assert ("a model's outputs" in said_of(script, {"activations": kept * 10**6})) == is_told
+
+
+@pytest.mark.parametrize("when", ["evaluation", "saving"])
+def test_a_moment_before_the_last_update_has_no_parts_and_says_why(when):
+    of = SimpleNamespace(peak=Peak(when, {}), answer=Answer(updates=3))
+    said = f"What the peak consists of was not seen: this {when} came before the last update."
+    assert rehearsals.parts_of_peak(of) == [said]
+
+
+def test_an_evaluation_without_a_loader_is_not_denied():
+    device, request = OnGpu(peak=9, reserved=0, driver=0, host=0), SimpleNamespace(evaluate=True)
+    for batches, begins in ((0, "Whether it evaluated is not known"), (3, "It did not evaluate in its first 3 updates")):
+        answer = Answer(updates=3, batches=batches)
+        (said,) = rehearsals.evaluation(SimpleNamespace(device=device, answer=answer, request=request))
+        assert said.startswith(begins)
 
 
 @pytest.mark.parametrize(("wrapper", "is_told"), [("DistributedDataParallel", True), ("DeepSpeedEngine", False)])

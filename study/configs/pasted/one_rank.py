@@ -340,9 +340,17 @@ class Branches:
             is_first = False
         elif isinstance(test, ast.Name) and len(values := self.assigned.get(test.id, [])) == 1 and depth < 3:
             return self.who(values[0], is_met, depth + 1)
+        elif isinstance(test, ast.Call) and (value := self._returned(test)) and depth < 3:
+            return self.who(value, is_met, depth + 1)
         else:
             return None
         return FIRST if is_first == is_met else OTHERS
+
+    def _returned(self, call: ast.Call) -> ast.expr | None:
+        """Return what a call gives: the one line of the script's own function. None: it has more, or is another's."""
+        function = self.own.get(ast.unparse(call.func))
+        only = function.body[0] if function and len(function.body) == 1 else None
+        return only.value if isinstance(only, ast.Return) else None
 
     def _rank_of(self, test: ast.Compare) -> str | None:
         """Return the ranks that meet a comparison alone, of which one is no other's. None: it is another comparison."""

@@ -343,12 +343,16 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield loaders that shuffle all rows on each rank of PyTorch's own DDP."""
     if not DDP.search(code) or DIVIDES.search(code):
         return
-    by_rank = {name for name, value in assignments(tree) if RANKS.search(ast.unparse(value))}
+    by_rank: set[str] = set()
+    for name, value in sorted(assignments(tree), key=lambda each: each[1].lineno):  # which takes what stands above
+        if RANKS.search(ast.unparse(value)) or by_rank & {each.id for each in nodes_of(ast.Name, value)}:
+            by_rank.add(name)
     for call in nodes_of(ast.Call, tree):
         if not LOADER.search(function_of(call)):
             continue
         shuffles = any(ast.unparse(each) == "shuffle=True" for each in call.keywords)
-        if shuffles and not any(RANKS.search(each) or each in by_rank for each in given(call)):
+        names = {each.id for each in nodes_of(ast.Name, call)}
+        if shuffles and not by_rank & names and not any(map(RANKS.search, given(call))):
             yield call
 
 

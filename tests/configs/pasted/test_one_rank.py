@@ -233,7 +233,10 @@ SCRIPTS = {
     "@rank_zero_only\ndef log(x):\n    dist.barrier()": 3,
     "class A:\n    @utilities.rank_zero_only\n    def log(self, x):\n        dist.barrier()": 4,
     "def add(x):\n    dist.all_reduce(x)\n@acc.on_main_process\ndef log(x):\n    add(x)": 2,
+    "def is_main():\n    return dist.get_rank() == 0\nif is_main():\n    dist.barrier()": 4,
     # --- healthy
+    "def is_main():\n    return not ddp or rank == 0\nif is_main():\n    dist.barrier()": 0,
+    "def is_first():\n    return step == 0\nif is_first():\n    dist.barrier()": 0,
     "@acc.on_main_process\ndef log(x):\n    print(x)\nlog(acc.gather(x))": 0,
     "@functools.cache\ndef log(x):\n    dist.barrier()": 0,
     "@acc.on_main_process\ndef log():\n    acc.wait_for_everyone()\nif rank != 0:\n    dist.barrier()": 0,
