@@ -210,8 +210,14 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
     """Return the DeepSpeed configs that Accelerate's launcher takes from its yaml or its flags."""
     if commands and not any("accelerate" in each.line for each in commands):
         return []
-    sections = [{"deepspeed_config": each.launcher} for each in commands if "deepspeed_config_file" in each.launcher]
-    sections += [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]
+    flags = commands[0].launcher if len(commands) == 1 else {}  # they count before a yaml
+    if not accelerators.OTHER_ENGINES.isdisjoint(flags):
+        return []
+    yamls = [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]
+    sections = [each | flags | {"deepspeed_config": section_at(each, "deepspeed_config") | flags} for each in yamls]
+    if not sections:
+        of_flags = [each.launcher for each in commands if {"deepspeed_config_file", "use_deepspeed"} & {*each.launcher}]
+        sections = [{**each, "deepspeed_config": each} for each in of_flags]
     launched = []
     for each in sections:
         if file := value_at(each, NAMES_ANOTHER[ACCELERATE]):

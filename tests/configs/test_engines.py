@@ -258,6 +258,29 @@ def test_the_yamls_precision_is_that_of_the_trainer(tmp_path):
         assert ["bf16" in each.sentence for each in contradictions(texts_of(words))] == [True] * is_refused
 
 
+FLAGGED = [  # of the launcher, beside a yaml with 4 micro-batches and a Trainer with 8
+    ("", True),
+    ("--gradient_accumulation_steps 8", False),
+    ("--gradient-accumulation-steps=2", True),
+    ("--multi_gpu", False),
+    ("--gradient_accumulation_steps 8 --mixed_precision bf16", True),
+]
+
+
+@pytest.mark.parametrize("is_in_yaml", [True, False])
+@pytest.mark.parametrize(("flags", "is_refused"), FLAGGED)
+def test_a_flag_of_the_launcher_counts_before_its_yaml(flags, is_refused, is_in_yaml, tmp_path):
+    """As deepspeed_launcher sets the variables that the Trainer's plugin reads (utils/launch.py:569 of 1.15.0)."""
+    yaml = YAML["DeepSpeed"] + "  gradient_accumulation_steps: 4\n" if is_in_yaml else ""
+    if not yaml:
+        flags = f"--use_deepspeed {flags or '--gradient_accumulation_steps 4'}".replace(
+            "--use_deepspeed --multi", "--multi"
+        )
+    words = job(tmp_path, TRAINER.format("gradient_accumulation_steps=8"), yaml, f"accelerate launch {flags} train.py")
+    told = [each.id for each in contradictions(texts_of(words)) if not each.id.startswith("engine")]
+    assert told == ["arguments_contradicted"] * is_refused
+
+
 def test_each_trainer_of_a_script_is_compared_with_the_batch_of_all_ranks(tmp_path):
     calls = [f"TrainingArguments('o', deepspeed='ds.json', per_device_train_batch_size={rows})\n" for rows in (16, 2)]
     (tmp_path / "train.py").write_text("".join(calls))
