@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from study.cli.findings import say_indented, show_finding
-from study.configs import engines, priorities, sources
+from study.configs import arguments, engines, priorities, sources
 from study.configs.deciding import deciding
 from study.configs.mistakes import compared_with, unusable
 from study.configs.pasted.matching import symptom_of_word
@@ -13,8 +13,9 @@ from study.configs.stacks import described, launched_ranks, with_config
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
+from study.known import findings
 from study.known.faults import Fault, table
-from study.known.findings import Finding, in_a_sentence, texts
+from study.known.findings import Finding, in_a_sentence
 from study.known.stacks import WAYS, Flags, Stack
 from study.known.which_apply import Applies, free, untested
 
@@ -52,16 +53,18 @@ def stack(
     words = (*releases, *([str(config)] if config else []))
     releases, config = with_config(releases, config)
     mistaken = [*unusable(sources.read(config), None)] if config else []
-    differ = [each for each in engines.contradictions(engines.texts_of(words)) if each not in mistaken]
+    texts = engines.texts_of(words)
+    differ = [each for each in engines.contradictions(texts) if each not in mistaken]
     told = {each.id for each in differ}
-    used, notes = described(releases, launched_ranks(words, flags), config, told)
+    is_compared = arguments.compares(texts) or not told.isdisjoint(arguments.OF_TRAINERS)
+    used, notes = described(releases, launched_ranks(words, flags), config, told, is_compared)
     notes += compared_with(mistaken, used.releases)
     if symptom and not symptom_of_word(symptom):
         notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")
     notes += engines.started(differ, words)
-    say_wrapped(*map(in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
+    say_wrapped(*map(in_a_sentence, differ), *engines.not_here(texts, config))
     asked = AskedStack.of(used, flags, config, symptom, releases)
-    asked = replace(asked, told={texts()[id].get("fault") for id in told})
+    asked = replace(asked, told={findings.texts()[id].get("fault") for id in told})
     answer = show_faults(asked, notes, details)
     is_wrong = any(each.is_surely_wrong for each in (*differ, *mistaken))
     said = {"contradictions": list(map(asdict, differ)), "mistakes": list(map(asdict, mistaken))}

@@ -34,6 +34,7 @@ SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ACCELERATES_CLIPPING = 1.0  # where its yaml has none, or the config auto (accelerator.py:2224 of 1.15.0)
 BY_DEFAULT = "DeepSpeed's default (1, before 0.19.3 0)"  # where a JSON has none
 RANKS = ("num_gpus", "num_processes", "nproc_per_node")
+OF_TRAINERS = {"arguments_contradicted", "arguments_may_contradict"}
 SEVERAL_NODES = {"nnodes", "num_nodes", "num_machines"}
 
 
@@ -118,6 +119,12 @@ def of_recipe(content: Mapping[str, Any]) -> Arguments:
     return Arguments(named | dict(content), defaults=_defaults(["TrainingArguments"] if is_whole else []))
 
 
+def compares(given: Mapping[str, str]) -> bool:
+    """Whether a script among texts makes what is compared here with its config: the arguments of its calls count."""
+    calls = re.compile(rf"{TRAINERS.pattern}|{accelerators.MADE.pattern}")
+    return any(name.endswith(".py") and next(code.calls(text, calls), None) for name, text in given.items())
+
+
 def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what scripts, commands and recipes say otherwise than a DeepSpeed config among texts, by names of files."""
     contents = {name: content for name, text in given.items() if (content := _content(name, text))}
@@ -133,16 +140,23 @@ def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
             yield from _placed(name, text, of_deepspeed)
     ranks = _ranks(contents, commands)
     for asked in _asked(given, contents, commands):
-        config = asked.values.get("deepspeed")
-        if isinstance(config, str):
-            config = contents.get(Path(config).name)
-        elif not config and len(launched) == 1:
-            (config,) = launched
-            half = config.get("half")  # the Trainer's own precision goes before that of the yaml
-            if half and not asked.half("bf16") and not asked.half("fp16"):
-                config = config | {half: {"enabled": True}}
+        config = _config_of(asked, contents, launched, of_deepspeed)
         if isinstance(config, Mapping):
             yield from refused(asked, config, ranks)
+
+
+def _config_of(asked: Arguments, contents: Mapping[str, dict], launched: list[dict], given: list[dict]) -> Any:
+    """Return the DeepSpeed config that a Trainer has, of those `given` or `launched`. None: it is not known."""
+    named = asked.values.get("deepspeed")
+    if named == AUTO:  # an argument of the script has the name
+        return given[0] if len(given) == 1 and not launched else None
+    if isinstance(named, str):
+        return contents.get(Path(named).name)
+    if named or len(launched) != 1:
+        return named
+    (config,) = launched
+    half = config.get("half")  # the Trainer's own precision goes before that of the yaml
+    return config | {half: {"enabled": True}} if half and not asked.half("bf16") and not asked.half("fp16") else config
 
 
 def _ranks(contents: Mapping[str, dict], commands: list[Command]) -> int | None:
@@ -211,8 +225,14 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
     """Return the DeepSpeed configs that Accelerate's launcher takes from its yaml or its flags."""
     if commands and not any("accelerate" in each.line for each in commands):
         return []
-    sections = [{"deepspeed_config": each.launcher} for each in commands if "deepspeed_config_file" in each.launcher]
-    sections += [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]
+    flags = commands[0].launcher if len(commands) == 1 else {}  # they count before a yaml
+    if not accelerators.OTHER_ENGINES.isdisjoint(flags):
+        return []
+    yamls = [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]
+    sections = [each | flags | {"deepspeed_config": section_at(each, "deepspeed_config") | flags} for each in yamls]
+    if not sections:
+        of_flags = [each.launcher for each in commands if {"deepspeed_config_file", "use_deepspeed"} & {*each.launcher}]
+        sections = [{**each, "deepspeed_config": each} for each in of_flags]
     launched = []
     for each in sections:
         if file := value_at(each, NAMES_ANOTHER[ACCELERATE]):

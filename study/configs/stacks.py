@@ -30,9 +30,6 @@ from study.known.stacks import PRECISIONS, WAYS, Flags, Stack
 
 CONFIGS = (".json", ".yaml", ".yml", ".toml")  # of which the whole is a config or a lock
 OF_WAYS = {"stage", *WAYS}
-# Findings that compare what a script, or its command, asks for: texts are not compared beside them.
-OF_CALLS = {"arguments_contradicted", "arguments_may_contradict", "accumulation_of_launcher", "launcher_overruled"}
-OF_CALLS |= {"precision_refused", "precision_overruled"}
 NO_LIBRARY = "No library is named: releases are this environment's. Give yours, such as deepspeed==0.19.8."
 PAST_ACCELERATE = "The script trains without accelerate: none of its faults is told."
 REFUSED = "The Trainer refuses to start with both: {}. Write one, or auto in the config. [config-mismatch]"
@@ -64,12 +61,16 @@ def launched_ranks(words: tuple[str, ...], flags: Flags) -> Flags:
 
 
 def described(
-    words: tuple[str, ...], flags: Flags, config: Path | None = None, told: Collection[str] = ()
+    words: tuple[str, ...],
+    flags: Flags,
+    config: Path | None = None,
+    told: Collection[str] = (),
+    is_compared: bool = False,
 ) -> tuple[Stack, list[str]]:
     """Return the stack of these lists, flags and config, and notes on how they were read.
 
     Without words the releases are those of a record, or of this environment. `told`: ids of the findings that
-    `engines.contradictions` has.
+    `engines.contradictions` has. `is_compared`: by them calls, or a command, are compared with the config.
     """
     given, given_words = flags, words
     words, flags, notes, left = _with_texts(words, flags, config)
@@ -78,7 +79,7 @@ def described(
     precision = flags.precision if "launcher_overruled" in told else None  # the script's counts
     flags, overruled, of_calls = _config_wins(who, flags, settings, key)
     notes += overruled
-    notes += of_calls if OF_CALLS.isdisjoint(told) else ()
+    notes += () if is_compared else of_calls
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
     if given_words and not words:

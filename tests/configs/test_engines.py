@@ -262,12 +262,49 @@ def test_the_yamls_precision_is_that_of_the_trainer(tmp_path):
         assert ["bf16" in each.sentence for each in contradictions(texts_of(words))] == [True] * is_refused
 
 
+FLAGGED = [  # of the launcher, beside a yaml with 4 micro-batches and a Trainer with 8
+    ("", True),
+    ("--gradient_accumulation_steps 8", False),
+    ("--gradient-accumulation-steps=2", True),
+    ("--multi_gpu", False),
+    ("--gradient_accumulation_steps 8 --mixed_precision bf16", True),
+]
+
+
+@pytest.mark.parametrize("is_in_yaml", [True, False])
+@pytest.mark.parametrize(("flags", "is_refused"), FLAGGED)
+def test_a_flag_of_the_launcher_counts_before_its_yaml(flags, is_refused, is_in_yaml, tmp_path, capsys):
+    """As deepspeed_launcher sets the variables that the Trainer's plugin reads (utils/launch.py:569 of 1.15.0)."""
+    yaml = YAML["DeepSpeed"] + "  gradient_accumulation_steps: 4\n" if is_in_yaml else ""
+    if not yaml:
+        flags = f"--use_deepspeed {flags or '--gradient_accumulation_steps 4'}".replace(
+            "--use_deepspeed --multi", "--multi"
+        )
+    words = job(tmp_path, TRAINER.format("gradient_accumulation_steps=8"), yaml, f"accelerate launch {flags} train.py")
+    words = [word for word in words if yaml or not word.endswith("acc.yaml")]
+    told = [each.id for each in contradictions(texts_of(words)) if not each.id.startswith("engine")]
+    assert told == ["arguments_contradicted"] * is_refused
+    printed = _of_stack(words, capsys)
+    assert printed.count("The Trainer refuses") == is_refused, "once, and not by what the text says"
+
+
 def test_each_trainer_of_a_script_is_compared_with_the_batch_of_all_ranks(tmp_path):
     calls = [f"TrainingArguments('o', deepspeed='ds.json', per_device_train_batch_size={rows})\n" for rows in (16, 2)]
     (tmp_path / "train.py").write_text("".join(calls))
     (tmp_path / "ds.json").write_text('{"train_batch_size": 64}')
     (tmp_path / "run.sh").write_text("deepspeed --num_gpus 4 train.py\n")
     assert [each.id for each in contradictions(texts_of(tmp_path.iterdir()))] == ["arguments_contradicted"]
+
+
+@pytest.mark.parametrize(("passes", "is_refused"), [(8, True), (4, False), ("'auto'", False)])
+@pytest.mark.parametrize("named", ["args.deepspeed", "config_path", "'ds.json'"])
+def test_a_config_that_a_script_names_by_an_argument_is_the_one_that_is_given(
+    named, passes, is_refused, tmp_path, capsys
+):
+    (tmp_path / "train.py").write_text(TRAINER.format(f"deepspeed={named}, gradient_accumulation_steps={passes}"))
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 4}')
+    printed = _of_stack([tmp_path / "train.py", tmp_path / "ds.json"], capsys)
+    assert printed.count("The Trainer refuses") == is_refused
 
 
 PLACED = "def main():\n    args = TrainingArguments('o', deepspeed='ds.json')\n"
@@ -307,7 +344,7 @@ def test_a_line_that_ends_the_training_or_does_nothing_beside_its_config_is_told
 
 def _of_stack(words, capsys) -> str:
     capsys.readouterr()
-    stack(tuple(words), flags=Flags())
+    stack(tuple(map(str, words)), flags=Flags())
     return " ".join(capsys.readouterr().out.split())
 
 
