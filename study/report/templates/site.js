@@ -3,6 +3,7 @@
 
 const UNITS = { bytes: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
 const LONG = 60; // characters from which a text may wrap
+const UNBROKEN = 14; // characters up to which a name is never broken: that of an arm
 const FEW = 3; // columns that stay a table on a phone, whatever they say
 
 // The value of a cell: a number where it is one, with or without a unit, or where it begins one (1.25 to 1.49); null
@@ -42,6 +43,7 @@ for (const table of document.querySelectorAll("table")) {
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
     for (const cell of cells) {
       cell.classList.toggle("text", cell.textContent.length > LONG);
+      cell.classList.toggle("unbroken", cell.textContent.trim().length <= UNBROKEN);
       cell.classList.toggle("name", !/\s/.test(cell.textContent.trim()));
       cell.classList.toggle("unknown", ["-", ""].includes(cell.textContent.trim()));
       cell.dataset.label = head.textContent;
