@@ -66,7 +66,10 @@ def test_a_moment_before_the_last_update_has_no_parts_and_says_why(when):
 
 def test_an_evaluation_without_a_loader_is_not_denied():
     device, request = OnGpu(peak=9, reserved=0, driver=0, host=0), SimpleNamespace(evaluate=True)
-    for batches, begins in ((0, "Whether it evaluated is not known"), (3, "It did not evaluate in its first 3 updates")):
+    for batches, begins in (
+        (0, "Whether it evaluated is not known"),
+        (3, "It did not evaluate in its first 3 updates"),
+    ):
         answer = Answer(updates=3, batches=batches)
         (said,) = rehearsals.evaluation(SimpleNamespace(device=device, answer=answer, request=request))
         assert said.startswith(begins)
