@@ -314,7 +314,8 @@ def _of_one_rank(text: str, steps: list[tuple[int, float]]) -> list[tuple[int, f
     """Return the steps of one rank, where each prints them: its first step is one, and not as many as ranks."""
     matches = [RANK.match(text, text.rfind("\n", 0, place) + 1) for place, _ in steps]
     ranks = [match[0] if match else "" for match in matches]
-    return [step for step, rank in zip(steps, ranks, strict=True) if rank == statistics.mode(ranks)]
+    usual = statistics.mode(ranks) if ranks else ""
+    return [step for step, rank in zip(steps, ranks, strict=True) if rank == usual]
 
 
 def _steadily(seconds: list[float]) -> tuple[int, float, float] | None:
