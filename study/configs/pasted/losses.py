@@ -44,7 +44,7 @@ RATE = re.compile(
     rf"|\b(?:step|loss|iter(?:ation)?)\b[^\n]{{0,300}}?(?<![\w.,])(\d[\d,]*\.?\d*)([KkM]?) ?{UNIT}\b(?![:=])"
 )
 THOUSANDS = {"": 1, "K": 1e3, "M": 1e6}  # as nanotron writes rates
-RANK = re.compile(r"(?:[ \t]*\[(?:rank|default)\d+\])?")  # as torchrun and torchtitan begin a line
+RANK = re.compile(r"[ \t]*\[(?:rank|default)\d+\]")  # as torchrun and torchtitan begin a line
 RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
 PARTS = 24  # of a log: in each its median counts
 SLOWER = {5: GROWN, 3: 2.0, 2: 3.0}  # times, if at least so many steps are on each side
@@ -312,8 +312,10 @@ def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", 
 
 def _of_one_rank(text: str, steps: list[tuple[int, float]]) -> list[tuple[int, float]]:
     """Return the steps of one rank, where each prints them: its first step is one, and not as many as ranks."""
-    ranks = [RANK.match(text, text.rfind("\n", 0, place) + 1)[0] for place, _ in steps]
-    return [step for step, rank in zip(steps, ranks, strict=True) if rank == statistics.mode(ranks)]
+    matches = [RANK.match(text, text.rfind("\n", 0, place) + 1) for place, _ in steps]
+    ranks = [match[0] if match else "" for match in matches]
+    usual = statistics.mode(ranks) if ranks else ""
+    return [step for step, rank in zip(steps, ranks, strict=True) if rank == usual]
 
 
 def _steadily(seconds: list[float]) -> tuple[int, float, float] | None:
