@@ -43,8 +43,10 @@ machine.put_programs_on_path()  # ninja, if nobody has activated the environment
 # Threads that wait for work sleep. Otherwise they spin, and where cores are shared a pass of a small model takes up to
 # sixteen times the processor time. It holds for processes that are started from here as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and lines would be so wide
-os.unsetenv("COLUMNS")  # so does readline, which pytest imports, past os.environ
+# pytest-xdist sets it in its workers, and readline, which pytest imports, where Python does not see it but hands it to
+# processes: lines would be so wide.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C; in the background it starts ignored
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
 # jsonschema does without this grammar of addresses, for checks of formats that nothing here asks for: another second.

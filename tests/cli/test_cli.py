@@ -30,6 +30,7 @@ from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
 from study.records.compare import REASONS
+from tests.cases import for_each
 from tests.conftest import ROOT, python, table
 from tests.shaped import changed, failed, finished, put
 
@@ -82,10 +83,11 @@ def asked(monkeypatch, some_files):
     def ask(words: str) -> int | None:
         for name, path in NAMED.items():
             words = words.replace(name, str(path))
-        return in_this_process(monkeypatch, words)
+        code = in_this_process(monkeypatch, words)
+        assert {path: path.stat().st_mtime_ns for path in some_files.rglob("*")} == given
+        return code
 
-    yield ask
-    assert {path: path.stat().st_mtime_ns for path in some_files.rglob("*")} == given
+    return ask
 
 
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
@@ -695,7 +697,7 @@ def test_a_stranger_s_config_that_does_not_run_is_asked_of_the_calculator_before
 TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
 
 
-@pytest.mark.parametrize(("words", "said"), QUESTIONS["wrong"].items())
+@for_each(("words", "said"), QUESTIONS["wrong"].items())
 def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8e9))
     monkeypatch.setattr("study.conform.command.Ranks", None)  # the process that imports torch
