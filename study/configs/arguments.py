@@ -225,7 +225,7 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
     """Return the DeepSpeed configs that Accelerate's launcher takes from its yaml or its flags."""
     if commands and not any("accelerate" in each.line for each in commands):
         return []
-    flags = commands[0].launcher if len(commands) == 1 else {}  # they count before a yaml
+    flags = dict(commands[0].launcher) if len(commands) == 1 else {}  # they count before a yaml
     if not accelerators.OTHER_ENGINES.isdisjoint(flags):
         return []
     yamls = [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]

@@ -227,7 +227,8 @@ def _config_wins(
     dropped: dict[str, Any] = {}
     if _is_written("stage", settings):
         dropped = dict.fromkeys(of_texts & OF_WAYS)
-    overruled, of_calls = [], []
+    overruled: list[str] = []
+    of_calls: list[str] = []
     # transformers/integrations/deepspeed.py (fill_match). It compares a precision that DeepSpeed's config itself has.
     compared = set()
     if flags.trainer not in (None, "own") and settings.get("engine", UNSET).value == "DeepSpeed":

@@ -51,6 +51,7 @@ ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepS
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
 CLIPS_NOT = {**dict.fromkeys("123", "clipped_nothing"), "FSDP1": "clipped_part"}
+WRITTEN = re.compile(rf"'{PASSES}': ([\w.]+)")  # in a config that the script makes
 INITIALIZES = re.compile(r"(?:^|\.)deepspeed\.initialize$")
 PREPARES = re.compile(r"(?:\.prepare|deepspeed\.initialize|(?:^|\.)(?:FSDP|FullyShardedDataParallel))$")
 DETACHES = re.compile(r"\.(?:item|detach|data|tolist|numpy)\b|\bfloat\(")
@@ -171,31 +172,28 @@ def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, a
     if PASSES not in code:
         return
     for name in assigned_calls(tree, INITIALIZES):
-        for call in _backward(tree, name):
-            own = [
-                each for each in _divisors(tree, call) if each == f"{name}.{PASSES}()" or f"'{PASSES}': {each}" in code
-            ]
-            if own and "scale_wrt_gas" not in ast.unparse(call):
-                yield (
-                    "divided_again",
-                    call,
-                    {"by": own[0], "steps": f"{name}.{PASSES}()", "backward": f"{name}.backward"},
-                )
-                break
+        scaled = [call for call in _backward(tree, name) if "scale_wrt_gas" not in ast.unparse(call)]
+        by = rf"{name}\.{PASSES}\(\)" + "".join(f"|{re.escape(each)}" for each in WRITTEN.findall(code))
+        yield from _divided(tree, scaled, by, f"{name}.{PASSES}()")
     for name, accelerator in assigned_calls(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
         own = f"{name}.{PASSES}"  # as the launcher or a plugin says it, if the call does not
         steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), own)
         if steps == "1":
             continue
         backward = _backward(tree, name)
-        by = re.compile(rf"(?:{re.escape(steps)}|\w*\.?{PASSES}|(?i:[\w.]*accum\w*))$")
-        for call in backward:
-            divisors = _divisors(tree, call)
-            if divisor := next((each for each in divisors if each == own or (steps != own and by.match(each))), ""):
-                yield "divided_again", call, {"by": divisor, "steps": steps, "backward": f"{name}.backward"}
-                break
+        by = re.escape(own) if steps == own else rf"{re.escape(steps)}|\w*\.?{PASSES}|(?i:[\w.]*accum\w*)"
+        yield from _divided(tree, backward, by, steps)
         if steps != own and backward and not ACCUMULATES.search(code) and (step := _step_in_each(tree, backward)):
             yield "accumulate_unused", step, {"watched": SimpleNamespace(loss_parts=steps)}
+
+
+def _divided(tree: ast.Module, backward: list[ast.Call], by: str, steps: str) -> Iterator[tuple[str, ast.Call, dict]]:
+    """Yield the first of these backward passes whose loss the script divides by what is meant for micro-batches."""
+    for call in backward:
+        for divisor in _divisors(tree, call):
+            if re.fullmatch(by, divisor):
+                yield "divided_again", call, {"by": divisor, "steps": steps, "backward": function_of(call)}
+                return
 
 
 def _backward(tree: ast.Module, name: str) -> list[ast.Call]:

@@ -172,6 +172,7 @@ OWN_LOOPS = {
     ],
     f"{ENGINE}    loss = f(rows) / engine.{STEPS}()\n{OF_ENGINE}".replace("(loss)", "(loss, scale_wrt_gas=False)"): [],
     f"{ENGINE}    loss = f(rows) / rows.tokens\n{OF_ENGINE}": [],
+    f"config = {{'{STEPS}': 48}}\n{ENGINE}    loss = f(rows) / 4\n{OF_ENGINE}": [],
     f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}    print(loss / engine.{STEPS}())\n": [],
     f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}    loss = loss / engine.{STEPS}()\n": [],
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss\n{BACKWARD_4}": [],
