@@ -336,7 +336,7 @@ def _open(message: OomError, training: KnownTraining, ids: set[str]) -> tuple[li
     """Return which flags are missing, and what they would tell."""
     names = {"arm", "ranks"} if message.where in OF_HOST else {*NEEDED, "lora_rank"}
     missing = [f"{flag(name)}{' or --config' * (name == 'arm')}" for name in training.missing if name in names]
-    is_named = training.model is not None or "altered" in training.settings
+    is_named = training.model is not None or bool(training.settings.get("altered"))
     missing = missing if is_named else ["--model", *missing]
     if message.where in OF_HOST:
         return missing, ["what the host needs"]

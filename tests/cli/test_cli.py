@@ -22,7 +22,7 @@ from study.conform.suite import PropertyAnswer
 from study.core import arms
 from study.core.arms import NAMES
 from study.core.doctor import Examined
-from study.core.text import bar, binary_size, during, number_of, one_by_one, show, size
+from study.core.text import bar, binary_size, during, number_of, one_by_one, show, size, wrapped
 from study.measure.memory import PHASE_ROLES
 from study.measure.roles import ORDER
 from study.predict.architecture import named
@@ -600,7 +600,8 @@ def test_a_file_of_ones_own_is_told_a_mistake_a_line_and_nothing_else(asked, tmp
     assert asked("arms own.yaml") == 1
     first, second, *lines, last = capsys.readouterr().out.splitlines()
     mistakes = " ".join(" ".join(lines).split())
-    assert first.startswith("own.yaml cannot be an arm: 7 mistakes. These are the rules of study/train.py; `study")
+    told = "own.yaml cannot be an arm: 7 mistakes. These are the rules of study/train.py; `study"
+    assert f"{first} {second.strip()}".startswith(told)
     assert f"{first} {second.strip()}".endswith("`study diagnose own.yaml` judges for any trainer.")
     assert [line[:3].strip() for line in lines if line[:3].strip()] == [f"{number}." for number in range(1, 8)]
     for words in ("gone.json", "--precision to study/train.py", "flux", "nothing to a disk", "init_flag", "nvme_path"):
@@ -882,7 +883,8 @@ def test_no_line_of_a_help_ends_before_it_has_to(name, at_80_columns):
     text = lines[1 : next(number for number, line in enumerate(lines) if line.endswith(":") and number > 3)]
     for line, following in itertools.pairwise(text):
         if line and following and not following.startswith("Example: "):
-            assert len(line) + 1 + len(following.split()[0]) > 80, line
+            first = re.match("`[^`]+`|[^ ]+", following)[0]  # no line ends in a command
+            assert len(line) + 1 + len(first) > 80, line
 
 
 @pytest.mark.parametrize(
@@ -974,8 +976,9 @@ def test_advise_and_estimate_give_one_answer(question, monkeypatch, capsys):
     assert in_this_process(monkeypatch, f"advise {question} --json") is None
     advice = json.loads(capsys.readouterr().out)
     if question == README:
-        page = (ROOT / "reports/answers/fit.md").read_text()
-        assert f"study advise {README}\n    " + "\n    ".join(advice["in_words"]) in page
+        page = " ".join((ROOT / "reports/answers/fit.md").read_text().split())
+        printed = " ".join(line for each in advice["in_words"] for line in wrapped(each, "", "", is_terminal=False))
+        assert f"study advise {README} {' '.join(printed.split())}" in page
     assert in_this_process(monkeypatch, f"{advice['detail'].removeprefix('study ')} --json") is None
     whole = json.loads(capsys.readouterr().out)
     choice, step = advice["choice"], whole["step"]
