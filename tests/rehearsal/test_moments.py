@@ -226,7 +226,11 @@ def test_ranks_part_if_one_calls_what_the_other_does_not(first, second, cut, han
     if found:
         assert found.where == "a.py:7"
         calls = 0 if MORE[0] in first else 1
-        other = "rank 1 comes to allreduce of 9 elements at a.py:1" if first == ALL + MORE + ALL else "the other rank has ended"
+        other = (
+            "rank 1 comes to allreduce of 9 elements at a.py:1"
+            if first == ALL + MORE + ALL
+            else "the other rank has ended"
+        )
         assert found.message == f"rank {calls} calls allgather there, and {other}"
 
 
