@@ -1,5 +1,6 @@
 """What `study virtual train.py` prints: the verdict, the parts of the peak, and what the script decided."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +24,7 @@ from study.report.rehearsals import Rehearsed
 from study.watch.about import about
 
 MOST_FAULTS = MOST_DECISIONS = 3
+JOINS = re.compile(r"\bJoin\(|\.join\(\)|join_uneven_inputs")  # a loop whose ranks wait for nobody that has ended
 SEQUENCES = "row_tokens", "longest_row", "lengthened_to", "max_length"  # of an answer
 
 
@@ -135,7 +137,7 @@ def show_ranks(request: Request, answer: Answer, folder: Path) -> bool:
         say_wrapped(f"{what}{hangs} --value gives it another.")
     records = [each / store.RECORD for each in (folder, folder / "rank-1")]
     passes = [store.read(each).watched.passes_in_epoch for each in records if each.exists()]
-    if None not in passes and len(set(passes)) == 2:
+    if None not in passes and len(set(passes)) == 2 and not JOINS.search(rehearsals.text_of(request)):
         what = (
             f"At {answer.batch_at} the loader of rank 0 has {passes[0]} micro-batches, and that of rank 1 {passes[1]}:"
         )

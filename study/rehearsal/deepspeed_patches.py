@@ -1,6 +1,6 @@
 """How DeepSpeed runs as rank 0 of N without a GPU."""
 
-import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,15 +31,15 @@ def engine(rehearsal: Rehearsal, module) -> None:
 
     engine.step = step
     save, load = engine.save_checkpoint, engine.load_checkpoint
-    saved: dict[str, dict] = {}  # by the folder: what the script gave beside its weights
+    saved: dict[Path, dict] = {}  # by the folder: what the script gave beside its weights
 
     def save_checkpoint(this, save_dir, tag=None, client_state=None, *args, **kwargs):
-        saved[os.path.abspath(save_dir)] = client_state or {}
+        saved[Path(save_dir).resolve()] = client_state or {}
         return save(this, save_dir, tag, client_state or {}, *args, **kwargs)
 
     def load_checkpoint(this, load_dir, *args, **kwargs):
-        if os.path.abspath(load_dir) in saved:  # the parts of the other ranks are not there
-            return load_dir, saved[os.path.abspath(load_dir)]
+        if Path(load_dir).resolve() in saved:  # the parts of the other ranks are not there
+            return load_dir, saved[Path(load_dir).resolve()]
         return load(this, load_dir, *args, **kwargs)
 
     engine.save_checkpoint, engine.load_checkpoint = save_checkpoint, load_checkpoint

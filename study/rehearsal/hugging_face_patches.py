@@ -42,6 +42,19 @@ def accelerate_plugins(rehearsal: Rehearsal, module) -> None:
 
 def accelerator(rehearsal: Rehearsal, module) -> None:
     rehearsal.count.moments.wrap(module.Accelerator, "save_state", "save_model", "get_state_dict")
+    save_state, load_state = module.Accelerator.save_state, module.Accelerator.load_state
+    saved: set[Path] = set()  # folders, in which no weights are
+
+    def save(accelerator, *args, **kwargs):
+        folder = save_state(accelerator, *args, **kwargs)
+        saved.add(Path(folder).resolve())
+        return folder
+
+    def load(accelerator, input_dir=None, *args, **kwargs) -> None:
+        if not saved or (input_dir is not None and Path(input_dir).resolve() not in saved):
+            load_state(accelerator, input_dir, *args, **kwargs)
+
+    module.Accelerator.save_state, module.Accelerator.load_state = save, load
     module.filter_trackers = lambda *_: []  # a rehearsal logs nowhere
     begin = module.Accelerator.__init__
 

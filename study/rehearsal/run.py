@@ -126,18 +126,14 @@ def failed(error: BaseException, script: Script, left_out: Sequence[str] = ()) -
     """Return how the script ended: by itself, or because a value does not exist here."""
     where, code = script.place_of(error)
     names = {type(each).__name__ for each in (error, error.__cause__, error.__context__)}
-    kind = "script"
-    # PyTorch's own refusals of tensors without values begin with this word.
-    if isinstance(error, NoValue) or names & set(NEEDS_VALUES) or any(name.startswith("FakeTensor") for name in names):
-        kind = "value"
     message = str(error).strip()
-    if OF_WORKER in message:  # which has the traceback of another process
-        mine = [(file, int(line)) for file, line in FRAME.findall(message) if script.owns(file)]
-        for file, line in mine[-1:]:
-            where, code = f"{Path(file).relative_to(script.folder)}:{line}", linecache.getline(file, line).strip()
+    # PyTorch's own refusals of tensors without values begin with this word.
+    refused = names & set(NEEDS_VALUES) or any(name.startswith("FakeTensor") for name in names)
+    is_of_value = refused or isinstance(error, NoValue) or message.startswith(HAS_NO_VALUES)
+    kind = "value" if is_of_value else "script"
+    if OF_WORKER in message:
+        where, code = place_in_worker(message, script) or (where, code)
         message = message.splitlines()[-1].removeprefix(type(error).__name__).removeprefix(": ")
-    if message.startswith(HAS_NO_VALUES):
-        kind = "value"
     if isinstance(error, Stop):
         kind, message = "hub" if error.status == "hub" else "value", error.sentence
         if error.where:  # before the script ran
@@ -150,11 +146,20 @@ def failed(error: BaseException, script: Script, left_out: Sequence[str] = ()) -
     elif left_out and Nothing.__name__ in message:
         kind, message = "missing", f"it reads a value of {' or '.join(left_out)}, not installed here ({message})"
     elif not isinstance(error, NoValue):
-        message = f"{type(error).__name__}: {message}" if message else type(error).__name__
+        message = ": ".join(filter(None, (type(error).__name__, message)))
         if is_own(error, script):
             kind, message = "own", f"it failed itself, which says nothing of your training ({message})"
     trace = "".join(traceback.format_exception(error))
     return Failure(kind, message, where, code, trace)
+
+
+def place_in_worker(message: str, script: Script) -> tuple[str, str] | None:
+    """Return the last line of the script's own code in the traceback that another process has sent."""
+    mine = [(file, int(line)) for file, line in FRAME.findall(message) if script.owns(file)]
+    if not mine:
+        return None
+    file, line = mine[-1]
+    return f"{Path(file).relative_to(script.folder)}:{line}", linecache.getline(file, line).strip()
 
 
 def is_own(error: BaseException, script: Script) -> bool:

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -162,8 +163,8 @@ def saving(save: Callable) -> Callable:
         if any(isinstance(leaf, whole) for leaf in tree_leaves(obj)):
             obj = None
         # PyTorch opens a path in C++, where nobody keeps the user's file.
-        opened = open(f, "wb") if isinstance(f, str | os.PathLike) else contextlib.nullcontext(f)
-        with opened as written, _disable_current_modes():
+        is_path = isinstance(f, str | os.PathLike)
+        with Path(f).open("wb") if is_path else contextlib.nullcontext(f) as written, _disable_current_modes():
             save(tree_map_only(FakeTensor, lambda each: empty_like(each, "meta"), obj), written, *args, **kwargs)
 
     return save_shapes

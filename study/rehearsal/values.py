@@ -65,10 +65,7 @@ class Values(TorchDispatchMode):
             with self.shapes.only():
                 return BY_LENGTHS[function](*args)
         check_range(function, args)
-        if function in MASKED:
-            function, args = aten.index.Tensor, self._by_positions(*args)
-        if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
-            args = (args[0].view(-1), args[1].reshape(-1), *args[2:])
+        function, args = self._known(function, args)
         result = function(*args, **(kwargs or {}))
         if function.namespace in ("c10d", "_c10d_functional"):
             self._collective(function, args)
@@ -83,6 +80,14 @@ class Values(TorchDispatchMode):
             with self.shapes.only():
                 return torch.empty_strided(result.shape, result.stride(), dtype=result.dtype)
         return result
+
+    def _known(self, function, args: tuple) -> tuple[Any, tuple]:
+        """Return an operation and its arguments so that the shape of its result is known."""
+        if function in MASKED:
+            return aten.index.Tensor, self._by_positions(*args)
+        if function in ranks.BY_ELEMENTS:  # the fake group copies, and so goes by shapes
+            return function, (args[0].view(-1), args[1].reshape(-1), *args[2:])
+        return function, args
 
     def _collective(self, function, args) -> None:
         name = function._schema.name.partition("::")[2]

@@ -240,7 +240,8 @@ def on_cpu(answer: Answer) -> str:
 
 def parts_of_peak(of: Rehearsed) -> list[str]:
     parts = sorted(of.peak.parts.items(), key=lambda part: -part[1])
-    if not parts and of.peak.when in ("evaluation", "saving"):  # whose parts are looked at after the updates
+    is_early = of.answer.updates > of.request.steps  # parts of evaluation and saving are looked at after the updates
+    if not parts and is_early and of.peak.when in ("evaluation", "saving"):
         return [f"What the peak consists of was not seen: this {of.peak.when} came before the last update."]
     if not parts and of.answer.updates > 1:
         updates = number_of(of.answer.updates, "updates")

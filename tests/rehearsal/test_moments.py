@@ -291,15 +291,27 @@ def test_whether_rank_1_was_rehearsed_is_said(ranks, evaluate, save, tmp_path, c
     assert printed.startswith(same) == request.compares_ranks
 
 
-@pytest.mark.parametrize(("second", "hangs"), [(4, True), (5, False), (None, False)])
-def test_ranks_whose_loaders_have_unequal_batches_may_wait_for_ever(second, hangs, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("second", "loop", "hangs"),
+    [
+        (4, "train()", True),
+        (5, "train()", False),
+        (None, "train()", False),
+        (4, "with Join([model]):\n    train()", False),
+        (4, "with model.join():\n    train()", False),
+        (4, "','.join([])\ntrain()", True),
+    ],
+)
+def test_ranks_whose_loaders_have_unequal_batches_may_wait_for_ever(second, loop, hangs, tmp_path, capsys):
     """The few updates of a rehearsal do not come to the end of an epoch."""
+    script = tmp_path / "a.py"
+    script.write_text(loop)
     record = store.read(next((ROOT / "reports/cpu-2core/runs/smoke").glob("*/record.json")))
     for folder, passes in ((tmp_path, 5), (tmp_path / "rank-1", second)):
         folder.mkdir(exist_ok=True)
         record.watched.passes_in_epoch = passes
         store.write(folder, record)
-    assert show_ranks(Request("a.py", [], 8, 8, 2, save=True), Answer(batch_at="a.py:7"), tmp_path) == hangs
+    assert show_ranks(Request(str(script), [], 8, 8, 2, save=True), Answer(batch_at="a.py:7"), tmp_path) == hangs
     said = " ".join(capsys.readouterr().out.split())
     assert ("At a.py:7 the loader of rank 0 has 5 micro-batches, and that of rank 1 4:" in said) == hangs
     assert ("no hang was found" in said) != hangs

@@ -117,11 +117,13 @@ OFTEN = """
         if i % 2:
             optimizer.step()
             optimizer.zero_grad()
+            accelerator.save_state(f"{__file__}-state")
+            accelerator.load_state(f"{__file__}-state")
 """
 
 
 def test_what_scripts_often_do_goes_on_and_another_model_has_a_part(written):
-    """They ask for any accelerator, make a mesh and first values, copy a model, check a loss, and accumulate."""
+    """They ask for any accelerator, make a mesh and first values, copy a model, check a loss, accumulate, and load."""
     answer = rehearsed(written(OFTEN))
     assert answer["parts"]["other_models"] == (8 * 8 + 8 + 8 * 2 + 2) * 4
     assert answer["observed"]["accumulation"] == 2

@@ -39,7 +39,7 @@ def said_of(script: Path, after_step: dict, wrapper=None, batch_bytes: int = 0, 
     observed = SimpleNamespace(wrapper=wrapper)
     record = SimpleNamespace(memory=SimpleNamespace(components=components), observed=observed)
     device = OnGpu(peak=10**8, reserved=0, driver=0, host=0)
-    request = SimpleNamespace(script=str(script))
+    request = SimpleNamespace(script=str(script), steps=2)
     answer, peak = Answer(batch_bytes=batch_bytes), Peak("step 2", {"weights": 1, **parts})
     of = SimpleNamespace(record=record, device=device, request=request, answer=answer, peak=peak)
     return " ".join(rehearsals.parts_of_peak(of))
@@ -59,9 +59,11 @@ def test_outputs_that_a_script_keeps_after_a_step_are_told_with_their_line(kept,
 
 @pytest.mark.parametrize("when", ["evaluation", "saving"])
 def test_a_moment_before_the_last_update_has_no_parts_and_says_why(when):
-    of = SimpleNamespace(peak=Peak(when, {}), answer=Answer(updates=3))
+    of = SimpleNamespace(peak=Peak(when, {}), answer=Answer(updates=3), request=SimpleNamespace(steps=2))
     said = f"What the peak consists of was not seen: this {when} came before the last update."
     assert rehearsals.parts_of_peak(of) == [said]
+    of.request.steps = 3
+    assert "another one shows it" in rehearsals.parts_of_peak(of)[0]
 
 
 def test_an_evaluation_without_a_loader_is_not_denied():
