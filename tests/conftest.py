@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -30,15 +31,22 @@ from study.core.gpus import num_gpus
 from study.records import store
 from study.records.schema import Record
 from study.sweeps import launches
+from tests import cases
 
 gc.disable()  # until all is imported: half of a worker's start was looking for garbage
+
+# Python keeps 512 patterns, and a table of messages has more: the next text would compile them anew.
+re._MAXCACHE = 10_000  # type: ignore[attr-defined]
 
 ROOT = Path(__file__).resolve().parents[1]
 machine.put_programs_on_path()  # ninja, if nobody has activated the environment
 # Threads that wait for work sleep. Otherwise they spin, and where cores are shared a pass of a small model takes up to
 # sixteen times the processor time. It holds for processes that are started from here as well.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers, and lines would be so wide
+# pytest-xdist sets it in its workers, and readline, which pytest imports, where Python does not see it but hands it to
+# processes: lines would be so wide.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C; in the background it starts ignored
 os.environ.setdefault("HYPOTHESIS_NO_PLUGINS", "1")  # those of other packages take a second of each worker's start
 # jsonschema does without this grammar of addresses, for checks of formats that nothing here asks for: another second.
@@ -102,6 +110,10 @@ def pytest_plugin_registered(plugin) -> None:
             send(name, **about)
 
     plugin.sendevent = send_what_is_shown
+
+
+def pytest_configure(config) -> None:
+    cases.asked["-k"] = config.option.keyword
 
 
 @pytest.fixture

@@ -112,7 +112,7 @@ def show_details(advice: Advice, detail: str, is_default_batch: bool) -> None:
     say_wrapped(*rows.stage_3_holds_no_less(advice))
     say_wrapped(*rows.throughputs(advice))
     if detail:
-        say_wrapped("", f"In detail: {detail}", indent="  ")
+        say_wrapped("", f"In detail: `{detail}`")
     if advice.with_offloading or advice.only_just:
         say_wrapped("", f"Tried: each number of GPUs of a node, then whole nodes, up to {MOST_GPUS} GPUs.", indent="  ")
     say("", "Predicted for:")

@@ -194,11 +194,9 @@ def estimate(
     notes += answer.attention_note(ours.model, place.attention_kernel)
     notes += answer.nodes_note(arm, ours.placement.ranks) if machine is None and not place.gpus_per_node else []
     notes += answer.experts_note(ours)
-    # A number of parameters is taken for a shape of about that size; their states need no shape.
-    parameters = ours.model.parameters if model.layers else model.params or ours.model.parameters
-    states = estimates.model_states(needs, parameters)
+    states = estimates.model_states(needs)
     notes += answer.shape_note(ours.model, model.params)
-    show_needs(needs, notes, estimates.of_states(states, parameters, precision))
+    show_needs(needs, notes, estimates.of_states(needs, states))
     if details:
         assumed = accuracy.of_model_and_gpu(ours.model, needs.gpu)
         say("", "Predicted for:")

@@ -18,6 +18,8 @@ from study.records.groups import grouped
 
 SOME = 3  # ids of a group that are named
 LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
+NUMBERS = {"one": "1", "two": "2", "three": "3"}
+OF_STAGE = re.compile(rf"(?i)(?<=stage[ -])({'|'.join(NUMBERS)})\b")
 # Words that ask, and mean nothing by themselves.
 OF_QUESTIONS = re.compile(
     "(?i)an?|and|are|between|by|can|do|does|for|how|i|if|in|is|it|its|my|not|of|on|or|so|than|that|the|to|what|when|"
@@ -87,7 +89,7 @@ def terms(ids: tuple[str, ...]) -> list[str]:
     Of a question, such as `why is stage 2 smaller than stage 1`, what is known is asked for: both stages.
     """
     answers = []
-    typed = " ".join(ids).split()
+    typed = OF_STAGE.sub(lambda found: NUMBERS[found[0].lower()], " ".join(ids)).split()
     while typed:
         length = min(LONGEST, len(typed))
         while length > 1 and not is_known(" ".join(typed[:length])):

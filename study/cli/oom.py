@@ -19,13 +19,13 @@ from study.configs.oom.by_text import by_text, explained
 from study.configs.oom.causes import Cause
 from study.configs.oom.changes import may_hold_whole_gradients
 from study.configs.oom.explain import IN_FP32, fits_no_tensor, tokens_of_logits, widths
-from study.configs.oom.fitting import far_beyond, named, predicted
+from study.configs.oom.fitting import OF_HOST, far_beyond, named, predicted
 from study.configs.oom.optimizers import UNSAID
 from study.configs.oom.reading import OomError
 from study.configs.oom.releases import of_other_releases
 from study.configs.oom.remedies import with_known, with_remedies
 from study.configs.oom.said import CHUNKING, LAYERS_DIVIDED, REDUCES_EACH, typed
-from study.configs.oom.training import Described, KnownTraining, prediction_of
+from study.configs.oom.training import NEEDED, Described, KnownTraining, prediction_of
 from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
 from study.configs.pasted.memory import error_in
@@ -215,27 +215,37 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
         taken.append(f"{_as_taken(training, name, value)}{'*' if is_read else ''}")
     if training.settings.get("selective recomputing") and training.described.checkpointing is None:
         taken.append("selective recomputing, which takes more than recomputing all activations and less than none")
-    if is_predicted and not training.sequence and training.model:
-        taken.append(f"{typed('sequence', default_sequence(training.model))} (nobody says it; give yours)")
-    if is_predicted and training.described.accumulation is None and may_hold_whole_gradients(training.described):
-        taken.append("--accumulation 1 (nobody says it; with more, Accelerate's FSDP holds whole gradients)")
-    if is_predicted and training.described.optimizer is None and not training.arm.endswith(("_cpu", "_nvme")):
-        taken.append(UNSAID)
-    if is_predicted and training.described.precision is None:
-        taken.append(f"{typed('precision', usual_precision(arms.load_arm(training.arm)))} (usual with this arm)")
-    kernel = training.described.attention_kernel or "sdpa"
-    if is_predicted and training.model and (note := training.model.attention_note(kernel)):
-        taken.append(f"--attention-kernel eager ({note})")
+    taken += _assumed(training) if is_predicted else []
     words = [each.removesuffix("*") for each in taken if each.endswith("*")]
     if taken:
         say_wrapped(f"Taken as: {', '.join(taken)}{' (* read from the text; flags win)' if words else ''}.")
     return words
 
 
+def _assumed(training: KnownTraining) -> Iterator[str]:
+    """Yield what a prediction takes where nobody says it."""
+    described, model = training.described, training.model
+    if not training.sequence and model and model.row_names == "sequences":
+        yield f"{typed('sequence', default_sequence(model))} (nobody says it; give yours)"
+    if described.accumulation is None and may_hold_whole_gradients(described):
+        yield "--accumulation 1 (nobody says it; with more, Accelerate's FSDP holds whole gradients)"
+    if described.optimizer is None and not training.arm.endswith(("_cpu", "_nvme")):
+        yield UNSAID
+    if described.precision is None:
+        yield f"{typed('precision', usual_precision(arms.load_arm(training.arm)))} (usual with this arm)"
+    with contextlib.suppress(Stop):  # it is not predicted, which was said
+        zero = prediction_of(training.wanted, described).training.placement.zero
+        yield from deepspeed_keys.of_stage_3(zero)
+    if model and (note := model.attention_note(described.attention_kernel or "sdpa")):
+        yield f"--attention-kernel eager ({note})"
+
+
 def _as_taken(training: KnownTraining, name: str, value: Any) -> str:
     """Return a setting as its flag, with why it is assumed if nobody says it."""
     if name == "optimizer" and training.settings["optimizer"] == value:
         return f"{typed(name, value)} ({training.settings['optimizer by']})"
+    if name == "optimizer" and value == "sgd":
+        return f"{typed(name, value)} (with momentum)"
     if name == "plain":
         return "a loop of PyTorch's own"
     if name == "sync_each_batch":
@@ -313,15 +323,31 @@ def _ask(
         say_wrapped(
             "", f"The model is {altered}: its tensors are not known. Give --model and a folder with its config.json."
         )
-    elif training.model is None:
-        say_wrapped("", "With --model and --arm or --config, the size is matched with this training's own tensors.")
-    elif not (training.has_adapters or training.says_all_train or has_none):
+    elif training.model and not (training.has_adapters or training.says_all_train or has_none):
         say_wrapped("", "If only adapters train, give --lora-rank as well.")
-    missing = [flag(name) for name in (*training.missing, *(() if training.sequence else ("sequence",)))]
-    heard = []
-    if not OF_SEQUENCE.isdisjoint(cause.id for cause in causes):
-        heard.append("whether the size is of the logits")
-    if training.missing and (message.total or training.gpu_bytes):
-        heard.append("which change is predicted to fit")
+    missing, heard = _open(message, training, {cause.id for cause in causes})
     if missing and heard and LAYERS_DIVIDED not in training.settings:
-        say_wrapped(f"Give {' and '.join(missing)} to hear {' and '.join(heard)}.")
+        *first, last = missing
+        flags = " and ".join(filter(None, [", ".join(first), last]))
+        say_wrapped(*([] if training.model else [""]), f"Give {flags} to hear {' and '.join(heard)}.")
+
+
+def _open(message: OomError, training: KnownTraining, ids: set[str]) -> tuple[list[str], list[str]]:
+    """Return which flags are missing, and what they would tell."""
+    names = {"arm", "ranks"} if message.where in OF_HOST else {*NEEDED, "lora_rank"}
+    missing = [f"{flag(name)}{' or --config' * (name == 'arm')}" for name in training.missing if name in names]
+    is_named = training.model is not None or "altered" in training.settings
+    missing = missing if is_named else ["--model", *missing]
+    if message.where in OF_HOST:
+        return missing, ["what the host needs"]
+    if message.where != "GPU":
+        return [], []
+    heard = [] if is_named else ["which tensor of this training has the size"]
+    if not OF_SEQUENCE.isdisjoint(ids):
+        heard.append("whether the size is of the logits")
+    if training.missing or training.model is None:
+        heard.append("which change is predicted to fit")
+    are_images = training.model and training.model.row_names == "images"
+    missing += [] if training.sequence or are_images else ["--sequence"]
+    missing += [] if message.total or training.gpu_bytes or (training.model and not training.missing) else ["--gpu"]
+    return missing, heard

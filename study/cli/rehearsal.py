@@ -14,6 +14,7 @@ from study.core.arms import Arm, load_arm
 from study.core.errors import Stop, refuse_beyond
 from study.core.gpus import gpu_named, num_gpus
 from study.core.text import during, one_by_one, say_aside, say_wrapped
+from study.known.findings import in_a_sentence
 from study.records import store
 from study.rehearsal import alternatives
 from study.rehearsal.launchers import LAUNCHERS, Group, StartedScript, group_of_config, launched, misplaced
@@ -135,11 +136,14 @@ def rehearsed(request: Request, folder: Path, arms: list[Arm], timeout_s: int) -
     shown = show_answer(request, answer, store.read(folder / store.RECORD), rows, folder)
     files = engines.texts_of(filter(None, [request.script, request.config_file]))
     command = " ".join(["accelerate launch", *request.launch_words, request.script, *request.words])
-    say_wrapped(*engines.in_words(files | {"the command": command}))
+    differ = [*engines.contradictions(files | {"the command": command})]
+    say_wrapped(*map(in_a_sentence, differ))
     faults = show_known(folder, answer.releases)
     may_hang = show_ranks(request, answer, folder)
     fine = not (may_hang or faults or shown["remarks"] or any(not each["may_be"] for each in shown["findings"]))
-    return shown | {"fine": fine, "faults": faults, "tried": [asdict(row) for row in rows]}
+    fine = fine and not any(each.is_surely_wrong for each in differ)
+    said = {"faults": faults, "contradictions": list(map(asdict, differ)), "tried": list(map(asdict, rows))}
+    return shown | said | {"fine": fine}
 
 
 def request_of(script: str, words: list[str], machines: Machines, how_far: HowFar, there: WhatIsThere) -> Request:

@@ -1,10 +1,10 @@
 """`study stack`: which known faults of libraries apply to some releases, in some training."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from study.cli.findings import say_indented, show_finding
-from study.configs import engines, priorities, sources
+from study.configs import arguments, engines, priorities, sources
 from study.configs.deciding import deciding
 from study.configs.mistakes import compared_with, unusable
 from study.configs.pasted.matching import symptom_of_word
@@ -13,6 +13,7 @@ from study.configs.stacks import described, launched_ranks, with_config
 from study.core.errors import Stop
 from study.core.settings import flag
 from study.core.text import say_wrapped
+from study.known import findings
 from study.known.faults import Fault, table
 from study.known.findings import Finding, in_a_sentence
 from study.known.stacks import WAYS, Flags, Stack
@@ -44,23 +45,27 @@ def stack(
             says what the training is. Several count together.
             A config among them is as --config. Without any: those of the record, or of this environment.
         config: A DeepSpeed json, an Accelerate yaml, arguments of the Trainer, or a record.
-        symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm) or in your words: faults
-            with it come first. `study diagnose --symptom` says what it may mean without any release.
+        symptom: What was seen, in a word (error, hang, ignored, loss, memory, no-update, norm, slow) or in your words:
+            faults with it come first. `study diagnose --symptom` says what it may mean without any release.
         details: All faults that may apply, what would decide that, what to do, and what shows them.
     """
     refuse_contradictions(flags)
     words = (*releases, *([str(config)] if config else []))
     releases, config = with_config(releases, config)
     mistaken = [*unusable(sources.read(config), None)] if config else []
-    differ = [each for each in engines.contradictions(engines.texts_of(words)) if each not in mistaken]
-    is_refused = any(each.id == "arguments_contradicted" for each in differ)
-    used, notes = described(releases, launched_ranks(words, flags), config, refusal_is_told=is_refused)
+    texts = engines.texts_of(words)
+    differ = [each for each in engines.contradictions(texts) if each not in mistaken]
+    told = {each.id for each in differ}
+    is_compared = arguments.compares(texts) or not told.isdisjoint(arguments.OF_TRAINERS)
+    used, notes = described(releases, launched_ranks(words, flags), config, told, is_compared)
     notes += compared_with(mistaken, used.releases)
     if symptom and not symptom_of_word(symptom):
         notes.append(f"`study diagnose --symptom {symptom!r:.80}` says what else may make it.")
     notes += engines.started(differ, words)
-    say_wrapped(*map(in_a_sentence, differ), *engines.not_here(engines.texts_of(words), config))
-    answer = show_faults(AskedStack.of(used, flags, config, symptom, releases), notes, details)
+    say_wrapped(*map(in_a_sentence, differ), *engines.not_here(texts, config))
+    asked = AskedStack.of(used, flags, config, symptom, releases)
+    asked = replace(asked, told={findings.texts()[id].get("fault") for id in told})
+    answer = show_faults(asked, notes, details)
     is_wrong = any(each.is_surely_wrong for each in (*differ, *mistaken))
     said = {"contradictions": list(map(asdict, differ)), "mistakes": list(map(asdict, mistaken))}
     return answer | said | {"fine": answer["fine"] and not is_wrong}

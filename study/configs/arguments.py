@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from study.configs import code
+from study.configs import accelerators, code
 from study.configs.commands import FLAG, Command, commands_in
 from study.configs.settings import AUTO, HALVES, Setting, descriptions, done_by_program, same, zero_section
 from study.configs.shown import shown
 from study.configs.sources import ACCELERATE, DEEPSPEED, NAMES_ANOTHER, TRAINER, kind_of, plain
+from study.configs.syntax import called, function_of, nodes_of, parsed
 from study.core.arms import config_of_yaml
 from study.core.files import from_json, from_yaml, section_at, value_at
 from study.core.library_defaults import library_defaults
@@ -33,6 +34,7 @@ SPREADS = ("auto", "balanced", "balanced_low_0", "sequential")
 ACCELERATES_CLIPPING = 1.0  # where its yaml has none, or the config auto (accelerator.py:2224 of 1.15.0)
 BY_DEFAULT = "DeepSpeed's default (1, before 0.19.3 0)"  # where a JSON has none
 RANKS = ("num_gpus", "num_processes", "nproc_per_node")
+OF_TRAINERS = {"arguments_contradicted", "arguments_may_contradict"}
 SEVERAL_NODES = {"nnodes", "num_nodes", "num_machines"}
 
 
@@ -117,6 +119,12 @@ def of_recipe(content: Mapping[str, Any]) -> Arguments:
     return Arguments(named | dict(content), defaults=_defaults(["TrainingArguments"] if is_whole else []))
 
 
+def compares(given: Mapping[str, str]) -> bool:
+    """Whether a script among texts makes what is compared here with its config: the arguments of its calls count."""
+    calls = re.compile(rf"{TRAINERS.pattern}|{accelerators.MADE.pattern}")
+    return any(name.endswith(".py") and next(code.calls(text, calls), None) for name, text in given.items())
+
+
 def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
     """Yield what scripts, commands and recipes say otherwise than a DeepSpeed config among texts, by names of files."""
     contents = {name: content for name, text in given.items() if (content := _content(name, text))}
@@ -124,22 +132,31 @@ def contradicted(given: Mapping[str, str]) -> Iterator[Finding]:
     launched = _launched(contents, commands)
     of_deepspeed = [*launched, *(each for each in contents.values() if kind_of(each) == DEEPSPEED)]
     for name, text in given.items():
+        if name.endswith(".py"):
+            yield from accelerators.overruled(name, text, contents, commands)
         if name.endswith(".py") and len(launched) == 1:
             yield from _clipped(name, text, launched[0])
         if name.endswith(".py") and of_deepspeed:
             yield from _placed(name, text, of_deepspeed)
     ranks = _ranks(contents, commands)
     for asked in _asked(given, contents, commands):
-        config = asked.values.get("deepspeed")
-        if isinstance(config, str):
-            config = contents.get(Path(config).name)
-        elif not config and len(launched) == 1:
-            (config,) = launched
-            half = config.get("half")  # the Trainer's own precision goes before that of the yaml
-            if half and not asked.half("bf16") and not asked.half("fp16"):
-                config = config | {half: {"enabled": True}}
+        config = _config_of(asked, contents, launched, of_deepspeed)
         if isinstance(config, Mapping):
             yield from refused(asked, config, ranks)
+
+
+def _config_of(asked: Arguments, contents: Mapping[str, dict], launched: list[dict], given: list[dict]) -> Any:
+    """Return the DeepSpeed config that a Trainer has, of those `given` or `launched`. None: it is not known."""
+    named = asked.values.get("deepspeed")
+    if named == AUTO:  # an argument of the script has the name
+        return given[0] if len(given) == 1 and not launched else None
+    if isinstance(named, str):
+        return contents.get(Path(named).name)
+    if named or len(launched) != 1:
+        return named
+    (config,) = launched
+    half = config.get("half")  # the Trainer's own precision goes before that of the yaml
+    return config | {half: {"enabled": True}} if half and not asked.half("bf16") and not asked.half("fp16") else config
 
 
 def _ranks(contents: Mapping[str, dict], commands: list[Command]) -> int | None:
@@ -163,14 +180,14 @@ def _clipped(name: str, text: str, launched: dict[str, Any]) -> Iterator[Finding
         limits, counts = {limit}, f"{limit:g} of its config"
     for call, values in code.calls(text, CLIPS):
         asked = values.get("max_norm", code.constant(call.args[1]) if len(call.args) > 1 else AUTO)
-        is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in ast.unparse(call.func)
+        is_of_accelerator = isinstance(call.func, ast.Attribute) and "utils" not in function_of(call)
         if is_of_accelerator and is_number(asked) and asked not in limits:
             yield finding("clipping_of_config", counts=counts, asked=asked, place=f"{name}:{call.lineno}")
 
 
 def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Finding]:
     """Yield the first line that gives from_pretrained a device_map beside DeepSpeed, of which it may know by then."""
-    tree = code.parsed(text)
+    tree = parsed(text)
     if tree is None:
         return
     known = [call for call, _ in code.calls(text, KNOWS_STAGE)]
@@ -191,7 +208,7 @@ def _placed(name: str, text: str, configs: list[dict[str, Any]]) -> Iterator[Fin
 
 
 def _functions_around(call: ast.Call, tree: ast.Module) -> list[ast.FunctionDef]:
-    functions = code.nodes_of(ast.FunctionDef, tree)
+    functions = nodes_of(ast.FunctionDef, tree)
     return [each for each in functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
 
 
@@ -208,8 +225,14 @@ def _launched(contents: Mapping[str, dict], commands: list[Command]) -> list[dic
     """Return the DeepSpeed configs that Accelerate's launcher takes from its yaml or its flags."""
     if commands and not any("accelerate" in each.line for each in commands):
         return []
-    sections = [{"deepspeed_config": each.launcher} for each in commands if "deepspeed_config_file" in each.launcher]
-    sections += [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]
+    flags = commands[0].launcher if len(commands) == 1 else {}  # they count before a yaml
+    if not accelerators.OTHER_ENGINES.isdisjoint(flags):
+        return []
+    yamls = [each for each in contents.values() if each.get("distributed_type") == "DEEPSPEED"]
+    sections = [each | flags | {"deepspeed_config": section_at(each, "deepspeed_config") | flags} for each in yamls]
+    if not sections:
+        of_flags = [each.launcher for each in commands if {"deepspeed_config_file", "use_deepspeed"} & {*each.launcher}]
+        sections = [{**each, "deepspeed_config": each} for each in of_flags]
     launched = []
     for each in sections:
         if file := value_at(each, NAMES_ANOTHER[ACCELERATE]):
@@ -248,7 +271,7 @@ def _of_script(name: str, text: str, commands: list[Command]) -> Iterator[Argume
     filled, _ = code.with_defaults(text, commands[0].line if len(commands) == 1 else "")
     for (call, values), written in zip(code.calls(filled, TRAINERS), of_itself, strict=True):
         places = {each.arg: f"{name}:{each.value.lineno}" for each in call.keywords if each.arg}
-        defaults = _defaults([] if "**" in values else [code.called(call)])
+        defaults = _defaults([] if "**" in values else [called(call)])
         may_be = frozenset(() if commands else (each for each in values if written[each] != values[each]))
         yield Arguments(values, places, defaults, may_be)
 

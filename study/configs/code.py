@@ -1,18 +1,15 @@
-"""What counts of a script's text, by its syntax: a name where it is used, a keyword in the call whose it is."""
+"""How a config is read from a script, by its syntax: what counts of the text, what calls get, own arguments."""
 
 import ast
-import functools
 import io
 import json
 import re
 import tokenize
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, TypeGuard, TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeGuard
 
-# A script that reads these takes a trainer's arguments from elsewhere.
-ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
-ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
+from study.configs.syntax import called, function_of, imported, nodes_of, parsed
+
 PARSED = re.compile(r"(?i)arg|conf|cfg|hparams|\b(?:opts?|options|flags)$")  # what holds a script's own arguments
 # Calls whose keywords set up a training: of libraries, beside what the script itself defines.
 SETS = re.compile(
@@ -24,7 +21,6 @@ SETS = re.compile(
 )
 COMMAND = re.compile(r"\bcommand\b")  # a decorator of typer or click, whose arguments are the script's
 MAIN = "__name__ =="
-Node = TypeVar("Node", bound=ast.AST)
 UNKNOWN = "auto"  # as DeepSpeed's configs have what another says
 CONFIG = "zero_optimization"  # a key that each DeepSpeed config has
 # A comment that tells how a training is launched, with which releases, or a setting.
@@ -41,7 +37,7 @@ def that_counts(text: str) -> str:
     if tree is None:
         return text
     lines = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")]
-    if [*_imported(tree)]:  # and no question
+    if [*imported(tree)]:  # and no question
         _leave_out_remarks(lines, text, tree)
     named = _leave_out_imports(lines, tree)
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -95,18 +91,17 @@ class _Configs:
         self.tree = tree
         self.values: dict[str, list[ast.expr]] = {}  # by names
         self.contents: dict[str, Any] = {}  # of names that have one value
-        nodes = [*ast.walk(tree)]
-        for node in nodes:
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+        for node in nodes_of(ast.Assign, tree):
+            if isinstance(node.targets[0], ast.Name):
                 self.values.setdefault(node.targets[0].id, []).append(node.value)
-        names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-        names += [node.arg for node in nodes if isinstance(node, ast.arg)]
+        names = [each.id for each in nodes_of(ast.Name, tree) if isinstance(each.ctx, ast.Store)]
+        names += [each.arg for each in nodes_of(ast.arg, tree)]
         for name, values in [*self.values.items()]:  # a loop, or a function, may have the name of a number as well
             if names.count(name) > 1 and not any(map(_is_dict, values)):
                 del self.values[name]
-        unsure = [node for node in nodes if isinstance(node, ast.If | ast.For | ast.While | ast.Try)]
+        unsure = nodes_of((ast.If, ast.For, ast.While, ast.Try), tree)
         inside = {each for node in unsure if MAIN not in ast.unparse(node) for each in ast.walk(node)}
-        statements = [node for node in nodes if isinstance(node, ast.Assign | ast.Expr)]
+        statements = [node for node in ast.walk(tree) if isinstance(node, ast.Assign | ast.Expr)]
         self.changed = [(node, self._changed(node, is_sure=node not in inside)) for node in statements]
 
     def write_out(self, lines: list[bytearray]) -> None:
@@ -176,7 +171,7 @@ def _parts(content: dict) -> Iterator[dict]:
 
 
 def _is_dict(node: ast.AST) -> TypeGuard[ast.Dict | ast.Call]:
-    return isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "dict")
+    return isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and function_of(node) == "dict")
 
 
 def _as_json(content: Any) -> str:
@@ -222,10 +217,6 @@ def _set_later(tree: ast.Module) -> set[str]:
     return {each.attr for each in nodes_of(ast.Attribute, tree) if isinstance(each.ctx, ast.Store)}
 
 
-def called(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
-
-
 def constant(content: Any) -> Any:
     """Return a dictionary with its constants, or the constant that an expression is."""
     if isinstance(content, dict):
@@ -242,68 +233,6 @@ def own_defaults(text: str) -> dict[str, Any]:
     return {name: constant(value) for name, value in fields.items() if value is not None}
 
 
-def calls_backward_itself(text: str) -> bool:
-    """Whether a script calls backward of losses alone, beside an engine that deepspeed.initialize makes."""
-    calls = {call: ast.unparse(call.func) for call in nodes_of(ast.Call, parsed(text))}
-    backward = [call for call, name in calls.items() if name.endswith(".backward")]
-    if "deepspeed.initialize" not in calls.values() or not backward:
-        return False
-    # An engine's takes the loss; engine.scale(loss).backward() has what it needs.
-    return not any(call.args or ".scale(" in calls[call] for call in backward)
-
-
-@functools.lru_cache(maxsize=8)
-def parsed(text: str) -> ast.Module | None:
-    """Return the syntax of a text. None: it is no Python."""
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def nodes_of(kind: type[Node] | tuple[type[Node], ...], tree: ast.AST | None) -> list[Node]:
-    """Return the nodes of a kind, or of several, in the syntax of a text. What is no Python has none."""
-    return [node for node in ast.walk(tree) if isinstance(node, kind)] if tree else []
-
-
-def assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield each name that is assigned, with the value. Several names may take parts of one value."""
-    for node in nodes_of(ast.Assign, tree):
-        for target in node.targets:
-            for each in target.elts if isinstance(target, ast.Tuple) else [target]:
-                yield ast.unparse(each), node.value
-
-
-def given(call: ast.Call) -> list[str]:
-    """Return what a call is given, as it is written."""
-    return [ast.unparse(each) for each in (*call.args, *(keyword.value for keyword in call.keywords))]
-
-
-def is_whole(scripts: Mapping[Path, str]) -> bool:
-    """Whether scripts import no other file of their folders, and read their arguments from none."""
-    for path, text in scripts.items():
-        tree = parsed(text)
-        if tree is None:
-            return False
-        for module in _imported(tree):
-            beside = path.parent / (module.replace(".", "/") or "__init__")
-            is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
-            if is_own and beside.with_suffix(".py") not in scripts:
-                return False
-        unpacked = [each.value for each in nodes_of(ast.keyword, tree) if each.arg is None]
-        if ELSEWHERE.search(text) or any(map(ARGUMENTS.search, map(ast.unparse, unpacked))):
-            return False
-    return True
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the first names of modules that a script imports; an empty one for a relative import."""
-    for node in nodes_of(ast.Import, tree):
-        yield from (each.name.partition(".")[0] for each in node.names)
-    for of in nodes_of(ast.ImportFrom, tree):
-        yield "" if of.level else (of.module or "").partition(".")[0]
-
-
 def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
     """Return a script with the values of its own arguments for their names, and the arguments whose defaults these are.
 
@@ -316,7 +245,7 @@ def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
     of_command = _of_commands(tree)
     defaults = _constants(_of_parsers(tree) | of_command)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)]
-    stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    stored = {each.id for each in nodes_of(ast.Name, tree) if isinstance(each.ctx, ast.Store)}
     set_later = _set_later(tree)
     lines, taken = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")], set()
     for node in sorted(nodes, key=lambda each: (each.lineno, each.col_offset), reverse=True):

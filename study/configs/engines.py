@@ -16,7 +16,7 @@ from study.configs.commands import COMMENT
 from study.configs.pasted import condense
 from study.configs.pasted.lines import Log
 from study.core.errors import Stop
-from study.known.findings import Finding, finding, in_a_sentence
+from study.known.findings import Finding, finding
 
 ENGINES = {"DEEPSPEED": "DeepSpeed", "FSDP": "FSDP", "MULTI_GPU": "DDP"}
 LAUNCH = re.compile(r"\b(accelerate[ -]launch|torchrun|deepspeed(?=(?: +--[\w-]+[ =]\S+)* +[\w./-]+\.py))\b")
@@ -72,10 +72,17 @@ class Said:
 
 
 def texts_of(words: Iterable[str | Path]) -> dict[str, str]:
-    """Return the texts of scripts, commands and configs among words. A log, or a question, may tell of several."""
+    """Return the texts of scripts, commands and configs among words, and of what a launcher's config names.
+
+    A log, or a question, may tell of several.
+    """
     words = [*words]
     paths = [Path(word) for word in words if str(word).endswith((".py", ".sh", ".yaml", ".yml", ".json"))]
     commands = "\n".join(str(word) for word in words if COMMAND.match(str(word)))
+    for path in [each for each in paths if each.suffix in (".yaml", ".yml")]:
+        with contextlib.suppress(Stop):
+            source = sources.read(path)
+            paths += [source.named.path] if source.kind == sources.ACCELERATE and source.named else []
     texts = {path.name: condense.content(path) for path in paths if path.is_file()}
     return texts | ({"the command": commands} if commands else {})
 
@@ -108,6 +115,8 @@ def engines(texts: Mapping[str, str]) -> list[Said]:
     """Return where texts, by the names of their files, name the engine of a training, the one that counts first."""
     found = [said for name, text in texts.items() for said in _in_text(name, _bare(name, text))]
     found.sort(key=lambda said: (said.what != "DeepSpeed", said.what != "FSDP", said.by == "launcher"))
+    if found and found[0].by == "launcher":  # commands/launch.py:1224 of 1.15.0: a flag, or else the yaml
+        found.sort(key=lambda said: not (said.by == "launcher" and said.words.startswith("--")))
     if _is_launched_without_accelerate(texts):  # which reads no yaml
         found = [said for said in found if said.by != "launcher"]
     return found
@@ -148,10 +157,6 @@ def contradictions(texts: Mapping[str, str]) -> Iterator[Finding]:
     if counts and counts[0].what == "FSDP":
         yield from _recomputed_twice(texts)
     yield from arguments.contradicted(texts)
-
-
-def in_words(texts: Mapping[str, str]) -> list[str]:
-    return [*map(in_a_sentence, contradictions(texts))]
 
 
 def started(findings: Iterable[Finding], words: Iterable[str | Path]) -> list[str]:

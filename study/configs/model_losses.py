@@ -5,8 +5,8 @@ import re
 
 from packaging.version import Version
 
-from study.configs.code import nodes_of, parsed
 from study.configs.pasted.told import told
+from study.configs.syntax import nodes_of, parsed
 from study.core.shapes import models
 from study.known.stacks import Stack
 

@@ -1,6 +1,7 @@
 """Which known faults a reader hears of first: what applies, what was seen, and what is said of the training."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +37,7 @@ class AskedStack:
     text: str = ""  # of the files and words, and what was seen
     has_no_deepspeed: bool = False  # a whole list is given, without it
     has_script: bool = False
+    told: Collection[str | None] = ()  # faults that a finding has told, with the line
 
     @classmethod
     def of(
@@ -119,6 +121,7 @@ class Ranked:
 def ranked(asked: AskedStack) -> Ranked:
     """Return the faults that apply, or may. What was seen comes first, and of that what meets most of what is said."""
     faults = [each for each in which_apply(asked.stack) if not asked.lacks(each.fault)]
+    faults = [each for each in faults if each.fault.id not in asked.told]
     faults.sort(key=lambda each: -1 - asked.met(each) if each.is_seen else 0)
     applying = [each for each in faults if each.answer == "applies"]
     of_likely = [each for each in faults if each.answer == "likely"]
@@ -180,6 +183,7 @@ def symptoms(words: str) -> set[str]:
     said = sentences(words)
     if seen := matching.symptoms(said, {each.id for each in losses.signs_in_words("", said)}):
         return seen
-    what = f"--symptom {words!r:.80} names nothing that faults are known by"
-    listed = f"say what was seen: {', '.join(sorted(table().symptoms))}, or a sentence with the numbers"
-    raise Stop(what, nearest(words.lower().replace("_", "-"), matching.symptoms_by_word(), otherwise=listed))
+    known = ", ".join(sorted(table().symptoms))
+    what = f"--symptom {words!r:.80} names nothing that faults are known by ({known})"
+    seen_as = "say one of these, or a sentence with the numbers"
+    raise Stop(what, nearest(words.lower().replace("_", "-"), matching.symptoms_by_word(), otherwise=seen_as))

@@ -1,5 +1,6 @@
 """What a script that is given shows of a training, by the patterns of scripts.toml: it is not asked then."""
 
+import ast
 import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +12,8 @@ from packaging.version import Version
 from pydantic import with_config
 
 from study.configs import model_losses
-from study.configs.code import calls_backward_itself, is_whole, that_counts
+from study.configs.code import that_counts
+from study.configs.syntax import function_of, imported, nodes_of, parsed
 from study.core import files
 from study.core.tables import NO_OTHER_KEYS, Regex, read_table
 from study.core.text import comparable, is_number
@@ -20,6 +22,9 @@ from study.known.stacks import Stack
 
 TABLE = Path(__file__).with_name("scripts.toml")
 ITSELF = "Does the script call backward of the loss, and not of the engine that deepspeed.initialize made"
+# A script that reads these takes a trainer's arguments from elsewhere.
+ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
+ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 
 
@@ -96,10 +101,37 @@ def shown(scripts: Mapping[Path, str], config: str, given: str, stack: Stack) ->
     is_all = bool(scripts) and is_whole(scripts)
     answers = {name: row.answer(code, given, is_all, stack) for name, row in rows().items()}
     of_table = {name: answer for name, answer in answers.items() if answer is not None}
-    if any(map(calls_backward_itself, scripts.values())):
+    if any(map(_calls_backward_itself, scripts.values())):
         of_table[ITSELF] = True
     script = "\n".join(scripts.values())
     return (model_losses.answers(script, code, given, stack) if is_all else {}) | of_table
+
+
+def is_whole(scripts: Mapping[Path, str]) -> bool:
+    """Whether scripts import no other file of their folders, and read their arguments from none."""
+    for path, text in scripts.items():
+        tree = parsed(text)
+        if tree is None:
+            return False
+        for module in imported(tree):
+            beside = path.parent / (module.replace(".", "/") or "__init__")
+            is_own = not module or beside.is_dir() or beside.with_suffix(".py").is_file()
+            if is_own and beside.with_suffix(".py") not in scripts:
+                return False
+        unpacked = [each.value for each in nodes_of(ast.keyword, tree) if each.arg is None]
+        if ELSEWHERE.search(text) or any(map(ARGUMENTS.search, map(ast.unparse, unpacked))):
+            return False
+    return True
+
+
+def _calls_backward_itself(text: str) -> bool:
+    """Whether a script calls backward of losses alone, beside an engine that deepspeed.initialize makes."""
+    calls = {call: function_of(call) for call in nodes_of(ast.Call, parsed(text))}
+    backward = [call for call, name in calls.items() if name.endswith(".backward")]
+    if "deepspeed.initialize" not in calls.values() or not backward:
+        return False
+    # An engine's takes the loss; engine.scale(loss).backward() has what it needs.
+    return not any(call.args or ".scale(" in calls[call] for call in backward)
 
 
 def goes_past_accelerate(scripts: Mapping[Path, str], stack: Stack) -> bool:

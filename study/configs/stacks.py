@@ -1,6 +1,6 @@
 """The stack that lists of releases, flags and a config describe together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,20 +61,25 @@ def launched_ranks(words: tuple[str, ...], flags: Flags) -> Flags:
 
 
 def described(
-    words: tuple[str, ...], flags: Flags, config: Path | None = None, refusal_is_told: bool = False
+    words: tuple[str, ...],
+    flags: Flags,
+    config: Path | None = None,
+    told: Collection[str] = (),
+    is_compared: bool = False,
 ) -> tuple[Stack, list[str]]:
     """Return the stack of these lists, flags and config, and notes on how they were read.
 
-    Without words the releases are those of a record, or of this environment. `refusal_is_told`: somebody says what the
-    Trainer refuses (`engines.contradictions`, with its line).
+    Without words the releases are those of a record, or of this environment. `told`: ids of the findings that
+    `engines.contradictions` has. `is_compared`: by them calls, or a command, are compared with the config.
     """
     given, given_words = flags, words
     words, flags, notes, left = _with_texts(words, flags, config)
     settings, key, more = _of_config(config)
     who = WhoSaid(given, given_words)
-    flags, overruled, refused = _config_wins(who, flags, settings, key)
-    notes += [] if refusal_is_told else map(REFUSED.format, refused)
+    precision = flags.precision if "launcher_overruled" in told else None  # the script's counts
+    flags, overruled, of_calls = _config_wins(who, flags, settings, key)
     notes += overruled
+    notes += () if is_compared else of_calls
     versions = {name: settings.get(f"version of {name}", UNSET).value for name in table().asked}
     words = words or tuple(f"{name} {version}" for name, version in versions.items() if version)
     if given_words and not words:
@@ -87,7 +92,8 @@ def described(
     own = left.setdefault("fsdp_own", config_says.get("the Trainer's fsdp_version"))
     if left.get("stage") == "FSDP":
         config_says |= {"engine": "FSDP", "the Trainer's fsdp": True, "the Trainer's fsdp_version": own}
-    stack = Stack.of(lists.releases(words), flags, config_says, key)
+    used = replace(flags, precision=precision or flags.precision)
+    stack = Stack.of(lists.releases(words), used, config_says, key)
     if "stage_by" in left:
         stack = replace(stack, guessed=frozenset({"stage"}))
     notes += left_open({**left, "stage": stack.said.get("stage")})
@@ -215,13 +221,13 @@ def _config_wins(
 ) -> tuple[Flags, list[str], list[str]]:
     """Return flags without what texts say of settings that a config writes.
 
-    Besides a sentence for each that differs and has no effect, and both words for each that the Trainer refuses.
+    Besides a sentence for each that differs and has no effect. The last are of what calls are asked for as well.
     """
     of_texts = flags.given.keys() - who.flags.given.keys()
     dropped: dict[str, Any] = {}
     if _is_written("stage", settings):
         dropped = dict.fromkeys(of_texts & OF_WAYS)
-    overruled, refused = [], []
+    overruled, of_calls = [], []
     # transformers/integrations/deepspeed.py (fill_match). It compares a precision that DeepSpeed's config itself has.
     compared = set()
     if flags.trainer not in (None, "own") and settings.get("engine", UNSET).value == "DeepSpeed":
@@ -237,11 +243,11 @@ def _config_wins(
             continue
         written = f"{name} {shown(settings[name], name)}"
         other = who.of(condition, text_has)
+        sentence = f"The config's {written} counts, and not {other}."
         if condition in compared:
-            refused.append(f"the config's {written}, and {other}")
-        else:
-            overruled.append(f"The config's {written} counts, and not {other}.")
-    return replace(flags, **dropped), overruled, refused
+            sentence = REFUSED.format(f"the config's {written}, and {other}")
+        (of_calls if condition in ("passes", "precision") else overruled).append(sentence)
+    return replace(flags, **dropped), overruled, of_calls
 
 
 def _is_written(name: str, settings: EffectiveSettings) -> bool:

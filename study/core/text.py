@@ -136,12 +136,16 @@ WIDTH = 100  # characters of a line of text at most
 GAP = 2  # characters between two columns
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:bytes|[TGMk]i?B|s|min|h)\b)")  # where no line ends
 GLUE = "\x1f"
+NUMBER = re.compile(r"(?:-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?:-[\d.]+)?%?(?: [^\W\d]+)?|never|-)?")  # in a cell
+COMMAND = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:accelerate|deepspeed|pip|py-spy|python|study|torchrun) [^`]+)`")
+SHORT_COMMAND = 60  # characters with its backticks, at most: a sentence goes on after it
+TOGETHER = re.compile(r"""'[^']*'|"[^"]*"|--\S+ (?=[^-\s])""")  # of a command: a text, or an option and its value
 COLUMNS = re.compile(r"[1-9]\d{1,3}")  # as a shell has them, of which a pipe does not tell
 UNCUT = 400  # characters of a line of a table if the output is not a terminal
 
 
 def show(rows: list[dict]) -> None:
-    """Print rows. Numbers are right-aligned, unknown values are a dash. Columns without room are named below."""
+    """Print rows: numbers and sizes right-aligned, unknown values as a dash. Columns without room are named below."""
     from rich.table import Table
 
     # Cells, headers too, are broken between words, so a column is at least as wide as its longest word.
@@ -160,8 +164,7 @@ def show(rows: list[dict]) -> None:
     widths = _widths(columns, least, room)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
     for name in columns:
-        numbers = all(isinstance(row.get(name), (int, float, type(None))) for row in rows)
-        justify: Literal["right", "left"] = "right" if numbers else "left"
+        justify: Literal["right", "left"] = "right" if all(map(NUMBER.fullmatch, columns[name])) else "left"
         table.add_column(name, width=widths[name], justify=justify, overflow="fold")
     for cells in zip(*columns.values(), strict=True):
         table.add_row(*cells)
@@ -208,13 +211,27 @@ def say(*lines: str) -> None:
 
 
 def wrapped(text: str, indent: str, first: str, is_terminal: bool | None = None, end: str = "") -> list[str]:
-    """Return the lines of a text. The first begins with `first`, the others with `indent`. All but the last end so."""
+    """Return the lines of a text. The first begins with `first`, the others with `indent`. All but the last end so.
+
+    A command between backticks can be pasted: no line ends in a short one, and a long one has lines of its own.
+    """
     if is_terminal is None:
         is_terminal = sys.stdout.isatty()
     width = min(WIDTH, _columns(is_terminal, WIDTH))
+    room = min(SHORT_COMMAND, width - len(indent))
+    text = COMMAND.sub(lambda found: found[0].replace(" ", GLUE) if len(found[0]) <= room else found[0], text)
+    before, *others = COMMAND.split(BEFORE_UNIT.sub(GLUE, text))
+    lines = [] if others and not before else _lines(before, indent, first, width, end)
+    for command, after in zip(others[::2], others[1::2], strict=True):
+        command = TOGETHER.sub(lambda found: found[0].replace(" ", GLUE), command)
+        lines += _lines(command, f"{indent}      ", f"{indent}    ", width, " \\")  # as a shell reads it
+        lines += _lines(after, indent, indent, width, end) if (after := after.lstrip(".,; ")) else []
+    return lines
+
+
+def _lines(text: str, indent: str, first: str, width: int, end: str) -> list[str]:
     wrapper = textwrap.TextWrapper(width - len(end), first, indent, break_long_words=False, break_on_hyphens=False)
-    lines = wrapper.wrap(BEFORE_UNIT.sub(GLUE, text))
-    return f"{end}\n".join(lines).replace(GLUE, " ").split("\n")
+    return f"{end}\n".join(wrapper.wrap(text)).replace(GLUE, " ").split("\n")
 
 
 def say_wrapped(*texts: str, indent: str = "", first: str = "", end: str = "") -> None:

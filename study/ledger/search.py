@@ -41,6 +41,7 @@ FILTERS = (
         for typed in (f"certainty {level}", f"certainty: {level}", f"{level} certainty")
     }
 )
+OF_VERDICTS = {typed: kind for typed, kind in FILTERS.items() if kind in VERDICTS}  # the page has fields for the others
 MOST_WORDS = max(len(typed.split()) for typed in FILTERS)
 ALSO_WORDS = {*CERTAINTIES, "holds"}  # beside a word that claims have next to it: "high bandwidth" is no certainty
 ID = re.compile(r"(?i)(?:S?0*(\d{1,3})|(P\d))-0*(\d+)")  # S000-20 and P1-01, or as people type them: 0-20, p1-1
@@ -54,6 +55,7 @@ MEANT = (
     ),
 )
 LETTER = r"[^\W\d_]"
+IN_QUOTES = re.compile(r"[\"“”]([^\"“”]+)[\"“”]|([^\s\"“”]+)")  # a phrase, or a word beside one
 # Where a hyphen or a space may be: super-linear, super linear and superlinear are one word, as are 60 GB and 60GB.
 # "1-2" is not 12.
 BETWEEN = re.compile(rf"(?<={LETTER})[ -]+|[ -]+(?={LETTER})|(?<=[^\W_])(?={LETTER})")
@@ -131,6 +133,8 @@ def apart(words: Sequence[str]) -> list[str]:
     """The words, and each of several names with commas between, such as P1-17,P1-19, as one."""
     by_name = _by_name()
     found: list[str] = []
+    if any(quote in word for word in words for quote in '"“”'):  # quotes that the shell left
+        words = [phrase or word for phrase, word in IN_QUOTES.findall(" ".join(words))]
     for word in words:
         parts = [each for each in re.split(r"[\s,]+", word) if each]
         are_names = parts and all(ANY_ID.fullmatch(each) or each.lower() in by_name for each in parts)

@@ -374,16 +374,16 @@ def _with_most_rows(question: Question, arm: Arm, sizes: list[int]) -> Row:
     fewest_rows = _predicted(question, arm, sizes[-1])
     engine = fewest_rows.engine
     states_bytes = sum(size for role, size in engine.standing.items() if role not in engine.on_host)
-    if states_bytes > question.gpu.memory_bytes:
-        sizes = sizes[-1:]
-    elif headroom_bytes(question.gpu, fewest_rows.memory.peak_bytes) < 0:
-        sizes = [sizes[0], sizes[-1]]
-    # A margin counts for more than large buckets, and large buckets for more than rows. If nothing fits, the last try
-    # is left: no margin, and the arm's own buckets.
-    for miss, settled in itertools.product((MISS, 0.0), (with_buckets(arm), arm)):
-        rows = _most_rows(question, settled, sizes, miss)
-        if rows:
-            break
+    rows, settled = None, arm
+    if states_bytes <= question.gpu.memory_bytes:  # else nothing fits
+        if headroom_bytes(question.gpu, fewest_rows.memory.peak_bytes) < 0:
+            sizes = [sizes[0], sizes[-1]]
+        # A margin counts for more than large buckets, and large buckets for more than rows. If nothing fits, the last
+        # try is left: no margin, and the arm's own buckets.
+        for miss, settled in itertools.product((MISS, 0.0), (with_buckets(arm), arm)):
+            rows = _most_rows(question, settled, sizes, miss)
+            if rows:
+                break
     rows = rows or sizes[-1]
     prediction = _predicted(question, settled, rows)
     peak_bytes = prediction.memory.peak_bytes

@@ -8,7 +8,7 @@ from typing import Any
 from study.core.arms import Arm, zero_optimization
 from study.core.files import value_at
 from study.core.library_defaults import library_defaults
-from study.core.text import comparable, is_number, short
+from study.core.text import comparable, count, is_number, short
 from study.predict.placement import FP32, GRADIENTS_KEPT_IN
 
 Keys = tuple[tuple[str, Any], ...]  # dotted paths with their values
@@ -99,6 +99,12 @@ def in_words(config: dict, stage: int | None, *, is_arm: bool) -> list[str]:
     if uncounted:
         words.append(f"Not counted, though memory depends on it: {', '.join(uncounted)}.")
     return words
+
+
+def of_stage_3(zero: dict) -> list[str]:
+    """Name what decides how much a rank of stage 3 gathers: DeepSpeed's defaults, or what an arm or a config has."""
+    keys = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters")
+    return [f"{key} {count(zero[key])}" for key in keys if zero["stage"] == 3]
 
 
 def _written(config: dict, paths: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

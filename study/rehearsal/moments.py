@@ -150,7 +150,8 @@ class Moments:
         self._open = None
         if self._current is None:
             return None
-        self._current.trains = True
+        self._current.trains = True  # perhaps a model in evaluation mode: its batches were no evaluation
+        self.done = [each for each in self.done if each.loader != self._current.number]
         return next((loader for loader, use in self._uses.items() if use is self._current), None)
 
     def end_if_seen(self) -> None:

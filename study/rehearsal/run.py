@@ -115,6 +115,7 @@ def run_script(path: Path, skips: list[str], module_name: str | None = None) -> 
     exec(compile(tree, str(path), "exec"), vars(script))  # noqa: S102 - it is the user's own script
 
 
+LOOKS_UP, PASSES_ON = re.compile("__get(attr|attribute|item)__"), re.compile(r"^raise\b|\(\*args, \*\*kwargs\)")
 OF_WORKER = "Original Traceback (most recent call last)"  # torch/_utils.py, of a loader's worker
 FRAME = re.compile(r'File "(.+)", line (\d+)')
 # As libraries say what a setting needs, in place of Python.
@@ -146,7 +147,7 @@ def failed(error: BaseException, script: Script, left_out: Sequence[str] = ()) -
         kind, message = "missing", f"it reads a value of {' or '.join(left_out)}, not installed here ({message})"
     elif not isinstance(error, NoValue):
         message = ": ".join(filter(None, (type(error).__name__, message)))
-        if is_own(error):
+        if is_own(error, script):
             kind, message = "own", f"it failed itself, which says nothing of your training ({message})"
     trace = "".join(traceback.format_exception(error))
     return Failure(kind, message, where, code, trace)
@@ -161,12 +162,20 @@ def place_in_worker(message: str, script: Script) -> tuple[str, str] | None:
     return f"{Path(file).relative_to(script.folder)}:{line}", linecache.getline(file, line).strip()
 
 
-def is_own(error: BaseException) -> bool:
-    """Whether a line of this package failed, and does not raise what libraries raise on the rented machine."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    is_here = Path(last.filename).is_relative_to(Path(study.__file__).parent)
+def is_own(error: BaseException, script: Script) -> bool:
+    """Whether a line of this package failed, and does not raise or pass on what libraries raise on the rented machine.
+
+    Of what is looked up in vain, that is the line that asks for it, and not a `__getattr__` or `__getitem__`.
+    """
+    while error.__cause__ and error.__cause__.__traceback__:
+        error = error.__cause__
+    frames = traceback.extract_tb(error.__traceback__)
+    asks = [frame for frame in frames if script.owns(frame.filename) or not LOOKS_UP.fullmatch(frame.name)]
+    is_here = bool(asks) and Path(asks[-1].filename).is_relative_to(Path(study.__file__).parent)
+    if not is_here or script.owns(asks[-1].filename):
+        return False
     is_mistake = isinstance(error, AttributeError | NameError | KeyError | AssertionError)
-    return is_here and is_mistake and not (last.line or "").startswith("raise")
+    return is_mistake and not PASSES_ON.search(asks[-1].line or "")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def assumptions(question: Question) -> list[str]:
     gpu = question.gpu
     return [
         *of_model_and_gpu(question.model, gpu),
-        f"{question.batch} sequences per step (--batch) of {question.sequence} tokens (--sequence)",
+        f"{question.model.rows_in_words(question.batch, question.sequence)} per step (--batch, --sequence)",
         f"{amount(question.host_memory_bytes)} of host memory in a node (--host-memory)",
         precisions(question),
         f"{MISS:.0%} of the peak stay free as well, where possible",
@@ -57,7 +57,7 @@ def links(machine: Hardware, gpus: int) -> str:
 def in_short(advice: Advice, given: Mapping[str, object]) -> list[str]:
     """Return how accurate it is, and what was taken for the options that nobody gave, whose value is None."""
     question = advice.question
-    taken: dict[str, object] = {"--sequence": question.sequence}
+    taken: dict[str, object] = {"--sequence": question.sequence} if question.model.row_names == "sequences" else {}
     if advice.choice:
         taken["--batch"] = question.batch
     if question.gpus > 1:
@@ -74,8 +74,8 @@ def of_steps(advice: Advice, is_default_batch: bool) -> list[str]:
     lines = []
     if advice.choice and is_default_batch:
         passes = number_of(advice.choice.accumulation, "micro-batches")
-        batch = f"Without --batch a step has {advice.question.batch} sequences over all GPUs, here in {passes}"
-        lines.append(f"{batch}; `study estimate` takes 1 unless --accumulation says more.")
+        batch = f"{advice.question.batch} {advice.question.model.row_names} over all GPUs, here in {passes}"
+        lines.append(f"Without --batch a step has {batch}; `study estimate` takes 1 unless --accumulation says more.")
     if advice.choice and advice.question.pace is None:
         lines.append("Seconds depend on the host: a minute of `study calibrate` there narrows them.")
     return lines

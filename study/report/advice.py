@@ -120,7 +120,7 @@ def start(choice: Row, question: Question) -> str:
     if nodes > 1:
         launch += " --rdzv_backend c10d --main_process_ip FIRST_MACHINE --main_process_port 29500"
         launch += " --deepspeed_multinode_launcher standard" if arms.load_arm(choice.arm).deepspeed else ""
-    rows = number_of(choice.micro_batch, "sequences")
+    rows = number_of(choice.micro_batch, question.model.row_names)
     batch = f"a batch of {rows} and gradient_accumulation_steps={choice.accumulation}"
     if question.quantized:
         batch += f", and `BitsAndBytesConfig({OF_BITS[question.quantized]})`"
@@ -146,7 +146,7 @@ OPTIMIZERS = {
     "foreach": "`AdamW(foreach=True)`",
     "single_tensor": "`AdamW(foreach=False)`",
     "adamw_8bit": "`AdamW8bit` of bitsandbytes",
-    "sgd": "SGD",
+    "sgd": "SGD with momentum",
     "adafactor": "Adafactor",
     "muon": "Muon",
 }
@@ -246,7 +246,7 @@ def shape_note(model: Transformer, params: float | None) -> list[str]:
     vocabulary = f"with a vocabulary of {model.look.vocabulary:,} tokens"
     shape = f"{model.name} ({count(model.parameters)})"
     asked = f"Shape taken for {count(params)} parameters: {shape}, {vocabulary}"
-    return [f"{asked}. Yours: --model and a folder with its config.json."]
+    return [f"{asked}. Every number is of this shape. Yours: --model and a folder with its config.json."]
 
 
 def _smaller(question: Question) -> list[str]:
@@ -264,7 +264,7 @@ def recompute_note(checkpointing: object, model: Transformer, stage: int | None)
 def bucket_note(training: Training) -> list[str]:
     """Return what a script of its own needs, whose DDP keeps gradients beside its buckets. Empty: no more."""
     beside = Prediction.of(replace(training, loop=replace(training.loop, bucket_view=False))).memory.peak_bytes
-    if not training.placement.in_ddp or beside == Prediction.of(training).memory.peak_bytes:
+    if not training.placement.in_ddp or size(beside) == size(Prediction.of(training).memory.peak_bytes):
         return []
     return [finding("ddp_keeps_gradients_twice", needs=f"{size(beside)} ({binary_size(beside)})").said]
 
@@ -361,7 +361,7 @@ def _of_sequences(question: Question, row: Row) -> list[str]:
         in_pieces = Prediction.of(training_of(replace(question, chunked_loss=True), row)).memory
         if not question.chunked_loss:
             logits = f", and {amount(row.peak_bytes - in_pieces.peak_bytes)} of these are whole logits and their loss"
-    rows = number_of(row.micro_batch, "sequences")
+    rows = number_of(row.micro_batch, question.model.row_names)
     return [finding("sequences_fill_the_gpu", rows=rows, needs=amount(needs_bytes), logits=logits).said]
 
 

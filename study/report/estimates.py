@@ -21,6 +21,7 @@ from study.predict.front import (
     Recomputation,
     StepTime,
     Training,
+    deepspeed_keys,
     fits_on,
     papers,
     reserve_bytes,
@@ -115,15 +116,17 @@ def in_words(needs: Needs) -> list[str]:
 def _taken(needs: Needs) -> str:
     """Two answers that differ often differ in these."""
     batch, precision, gpu = needs.training.batch, needs.precision, needs.gpu
-    rows = number_of(batch.rows, f"sequences of {batch.tokens:,} tokens per micro-batch")
+    rows = f"{needs.training.model.rows_in_words(batch.rows, batch.tokens)} per micro-batch"
     is_kept = batch.recomputation is Recomputation.NONE
     activations = "kept (--checkpointing recomputes them)" if is_kept else "recomputed"
     by_default = f" (the default of {needs.arm}; --precision sets it)" if needs.is_usual_precision else ""
     passes = f"{number_of(batch.passes, 'micro-batches')} in a step (--accumulation)"
     text = f"Taken as: {rows}, {passes}, {precision}{by_default}, activations {activations}"
+    if needs.training.optimizer == "sgd":
+        text += ", SGD with momentum"
     if gpu and needs.machine and needs.training.placement.ranks > 1:
         text += f", {links(needs.machine, needs.training.placement.ranks)} (--link, --gpus-per-node)"
-    text += "."
+    text += "".join(f", {each}" for each in deepspeed_keys.of_stage_3(needs.training.placement.zero)) + "."
     if gpu and precision.startswith("bf16") and not gpu.has_bf16:
         meant = "DeepSpeed's fp16 is meant, which has as many bytes" if precision == "bf16_cast" else "fp16 is meant"
         text += f" A {gpu.kind} has no bf16: {meant}."
@@ -165,22 +168,28 @@ def table(estimate: Estimate, training: Training) -> list[dict]:
     return rows
 
 
-def model_states(needs: Needs, parameters: float) -> dict[str, float]:
-    """What of so many parameters a rank holds by the ZeRO paper, which has a formula for some ways to train."""
+def model_states(needs: Needs) -> dict[str, float]:
+    """What a rank holds by the ZeRO paper, which has a formula for some ways to train."""
     training, stage = needs.training, papers.STAGES.get(needs.arm)
     if stage is None or training.model.is_partly_frozen:
         return {}
-    return papers.states_bytes(parameters, stage, training.placement.ranks, needs.precision, training.optimizer)
+    return papers.states_bytes(
+        training.model.parameters, stage, training.placement.ranks, needs.precision, training.optimizer
+    )
 
 
-def of_states(held: Mapping[str, float], parameters: float, precision: str) -> list[str]:
+def of_states(needs: Needs, held: Mapping[str, float]) -> list[str]:
     """Whatever activations take, these are known. The paper's own have 16-bit weights."""
     if not held:
         return []
     parts = ", ".join(f"{states} {size(held_bytes)}" for states, held_bytes in held.items())
-    total = size(sum(held.values()))
-    of = f"{count(parameters)} parameters{' with fp32 weights' if RECIPES[precision].autocast else ''}"
-    return [f"model states alone, divided as in the ZeRO paper, of {of}: {total} ({parts})"]
+    total = sum(held.values())
+    of = f"{count(needs.training.model.parameters)} parameters"
+    of += " with fp32 weights" if RECIPES[needs.precision].autocast else ""
+    lines = [f"model states alone, divided as in the ZeRO paper, of {of}: {size(total)} ({parts})"]
+    if needs.arm == "zero1" and needs.estimate.peak_bytes < total:
+        lines.append(finding("stage_1_keeps_no_gradients").said)
+    return lines
 
 
 def moved(needs: Needs) -> list[str]:

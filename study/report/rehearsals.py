@@ -161,6 +161,9 @@ def in_fp32(seen: Observed, script: str) -> list[str]:
     return [f"Your script trains in fp32: {remedy}."]
 
 
+SEEN_AS = {"divided_again": "loss_divided_twice"}  # in the steps, of what the text shows
+
+
 def in_script(request: Request, seen: Observed, found: Collection[str]) -> Iterator[tuple[str, str]]:
     """Yield the ids and remarks of what the script's text shows, beside what was `found` in its steps."""
     script = text_of(request)
@@ -171,7 +174,7 @@ def in_script(request: Request, seen: Observed, found: Collection[str]) -> Itera
         may_hang = that_may_hang(scripts, None if stage == ALONE else stage)
         remarks += [("This line may hang when it is reached", each) for each in may_hang]
     for begins, each in remarks:
-        if each.id not in found:
+        if SEEN_AS.get(each.id, each.id) not in found:
             yield each.id, each.noted(begins)
 
 

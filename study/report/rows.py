@@ -8,9 +8,19 @@ from dataclasses import replace
 from study.core.arms import load_arm
 from study.core.gpus import Gpu
 from study.core.recipes import RECIPES
-from study.core.text import UNKNOWN, count, number_of, percent, rounded, short
+from study.core.text import UNKNOWN, number_of, percent, rounded, short
 from study.known.findings import finding
-from study.predict.front import MISS, Advice, Question, Row, headroom_bytes, held_back, training_of, with_precision
+from study.predict.front import (
+    FULL,
+    MISS,
+    Advice,
+    Question,
+    Row,
+    headroom_bytes,
+    held_back,
+    training_of,
+    with_precision,
+)
 
 GIB = 2**30
 Unit = tuple[float, str]  # of time: its seconds, and its name
@@ -30,8 +40,8 @@ def use(row: Row, question: Question, unit: Unit) -> str:
         memory += f" (nvidia-smi shows {_number(row.driver_bytes)})"
     if row.offloads:
         memory += f" and {amount(row.host_bytes)} of a node's host memory"
-    rows = number_of(row.micro_batch, f"sequences of {count(question.sequence)} tokens per micro-batch")
-    step = f"{duration(row.step_s or 0, unit=unit)} per step of {question.batch} sequences"
+    rows = f"{question.model.rows_in_words(row.micro_batch, question.sequence)} per micro-batch"
+    step = f"{duration(row.step_s or 0, unit=unit)} per step of {question.batch} {question.model.row_names}"
     low_s, high_s = row.step_interval_s or (0, 0)
     loops = of_others(row.step_s or 0, low_s, high_s, question.pace is not None)
     return f"{name}, {rows}, {number_of(row.accumulation, 'micro-batches')}; {memory}; {step}, and {loops}"
@@ -63,8 +73,8 @@ def of_others(step_s: float, low_s: float, high_s: float, is_known: bool) -> str
 def why_tight(row: Row) -> str:
     """The number that makes a row fit only just."""
     if reserved_decides(row.gpu, row.peak_bytes):
-        return f"nvidia-smi shows {of_card(row.driver_bytes or 0, row.gpu)}"
-    return _beside(row.gpu, row.peak_bytes)
+        return f"nvidia-smi shows {_of_full(row.gpu, row.driver_bytes or 0)}"
+    return _of_free(row.gpu, row.peak_bytes)
 
 
 def reserved_decides(gpu: Gpu, peak_bytes: int) -> bool:
@@ -72,15 +82,19 @@ def reserved_decides(gpu: Gpu, peak_bytes: int) -> bool:
     return headroom_bytes(gpu, peak_bytes) >= MISS * peak_bytes
 
 
-def _beside(gpu: Gpu, peak_bytes: int) -> str:
-    return f"{of_card(peak_bytes, gpu)}, and {amount(headroom_bytes(gpu, peak_bytes))} beside the reserve"
+def _of_free(gpu: Gpu, peak_bytes: int) -> str:
+    return f"{peak_bytes / GIB:.1f} of at most {headroom_bytes(gpu, 0) / GIB:.1f} GiB"
+
+
+def _of_full(gpu: Gpu, driver_bytes: int) -> str:
+    return f"{of_card(driver_bytes, gpu)}, full from {FULL * gpu.memory_bytes / GIB:.1f} on"
 
 
 def only_just(gpu: Gpu, peak_bytes: int, driver_bytes: int) -> str:
     """Return what decides that something fits only just, and what to do."""
     if reserved_decides(gpu, peak_bytes):
-        return finding("reserved_decides", shown=of_card(driver_bytes, gpu)).said
-    return finding("fits_only_just", why=_beside(gpu, peak_bytes)).said
+        return finding("reserved_decides", shown=_of_full(gpu, driver_bytes)).said
+    return finding("fits_only_just", why=_of_free(gpu, peak_bytes)).said
 
 
 def _number(size_bytes: float) -> str:
@@ -141,14 +155,17 @@ def table(advice: Advice) -> list[dict]:
 def throughputs(advice: Advice) -> list[str]:
     """Return the tokens a second of each GPU, and MFU, which does not count what is computed again, of all that fit."""
     question, said = advice.question, []
+    are_images = question.model.row_names == "images"
+    row_tokens = 1 if are_images else question.sequence
     peak = question.gpu.peaks["fp16"]
     for row in (row for row in advice.rows if row.step_s):
-        tokens = question.batch * question.sequence / question.gpus / row.seconds
+        tokens = question.batch * row_tokens / question.gpus / row.seconds
         once = training_of(question, replace(row, checkpointing=False)).traced
         again = once.backward.attention_flops - 2 * once.forward.attention_flops  # fused kernels keep no scores
-        token_flops = (once.flops - again) / row.micro_batch / question.sequence
+        token_flops = (once.flops - again) / row.micro_batch / row_tokens
         said.append(f"{row.arm} {float(rounded(tokens, '.2g')):,.0f} ({percent(tokens * token_flops / peak)})")
-    what = f"Tokens a second of each GPU (MFU of {peak / 1e12:.0f} TFLOP/s, with attention to all tokens)"
+    counted = "Images" if are_images else "Tokens"
+    what = f"{counted} a second of each GPU (MFU of {peak / 1e12:.0f} TFLOP/s, with attention to all tokens)"
     return [f"{what}: {', '.join(said)}."] if said else []
 
 

@@ -33,7 +33,7 @@ from study.core.errors import Stop
 from study.core.text import say
 from study.known import faults, osv
 from study.ledger import texts, verdicts
-from study.ledger.search import ENDING, MEANT
+from study.ledger.search import ENDING, MEANT, OF_VERDICTS
 from study.records import runs as records
 from study.records import store
 from study.records.keeping import redact
@@ -116,6 +116,7 @@ def build(folders: list[Path], out: Path, address: str = "", paste: bool = False
             verdicts=verdicts,
             meant=MEANT,
             ending=ENDING.pattern,
+            of_verdicts=OF_VERDICTS,
             records=documents.kept_records(),
         )
         write(site, "sentences", sentences=sentences())
@@ -363,7 +364,13 @@ def as_page(book: nbformat.NotebookNode) -> str:
     body, _ = _exporter().from_notebook_node(book)
     # A long line scrolls, also by keyboard; an empty head of a column is no head.
     body = body.replace("<pre>", '<pre tabindex="0">').replace("<th></th>", "<td></td>")
+    body = re.sub(r'(?s)(?<=<pre tabindex="0"><code>).+?(?=</code></pre>)', _by_line, body)
     return redact(re.sub(r"<h(\d)>(.+?)</h\1>", _with_its_name, body))
+
+
+def _by_line(code: re.Match) -> str:
+    """Return code whose lines are elements: on a phone what does not fit of one is indented."""
+    return re.sub(r"(?m)^.+$", r"<span>\g<0></span>", code[0])
 
 
 def _with_its_name(heading: re.Match) -> str:

@@ -63,13 +63,15 @@ def keys(looks: Mapping[str, Mapping[str, Any]]) -> list:
 
 
 def finished(drawing: Figure, entries: list, note: str) -> Figure:
-    """The figure with a legend above its panels and a note below them: how many runs, and what to beware of."""
+    """The figure with a legend above its panels, and over it a note: how many runs, and what to beware of."""
     # --- text is wrapped here, and its lines make the figure higher
     note = textwrap.fill(note, NOTE_LETTERS)
     rows = note.count("\n") + 1 + 1.2 * math.ceil(len(entries) / COLUMNS)
-    if entries:
-        drawing.legend(handles=entries, loc="outside upper left", ncols=COLUMNS, columnspacing=1.2, handletextpad=0.5)
-    drawing.supxlabel(note, x=0.01, ha="left", fontsize=9, color=FAINT)
+    key = drawing.legend(
+        handles=entries, title=note, loc="outside upper left", ncols=COLUMNS, columnspacing=1.2, handletextpad=0.5
+    )
+    key.set_alignment("left")
+    key.get_title().set(fontsize=9, color=FAINT)
     for axes in drawing.axes:
         title = "\n".join(textwrap.fill(line, TITLE_LETTERS) for line in axes.get_title("left").splitlines())
         axes.set_title(title)

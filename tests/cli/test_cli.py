@@ -30,6 +30,7 @@ from study.predict.prediction import estimate
 from study.predict.question import PlaceFlags, TrainingFlags
 from study.records import store
 from study.records.compare import REASONS
+from tests.cases import for_each
 from tests.conftest import ROOT, python, table
 from tests.shaped import changed, failed, finished, put
 
@@ -82,10 +83,11 @@ def asked(monkeypatch, some_files):
     def ask(words: str) -> int | None:
         for name, path in NAMED.items():
             words = words.replace(name, str(path))
-        return in_this_process(monkeypatch, words)
+        code = in_this_process(monkeypatch, words)
+        assert {path: path.stat().st_mtime_ns for path in some_files.rglob("*")} == given
+        return code
 
-    yield ask
-    assert {path: path.stat().st_mtime_ns for path in some_files.rglob("*")} == given
+    return ask
 
 
 @pytest.mark.parametrize(("words", "first"), QUESTIONS["answered"].items())
@@ -308,15 +310,55 @@ def test_every_command_says_which_size_of_gpu_it_takes(command, asked, capsys):
         ("zero2", "16.6 GB (weights 15 GB, gradients 234 MB, optimizer 1.41 GB)"),
         ("zero3", "1.88 GB (weights 234 MB, gradients 234 MB, optimizer 1.41 GB)"),
         ("zero2_cpu", None),
-        ("zero2 --lora-rank 8", None),
     ],
 )
 def test_an_estimate_has_the_model_states_alone_by_the_paper(words, said, asked, capsys):
-    asked(f"estimate --params 7.5e9 --gpus 64 --checkpointing --arm {words}")
+    asked(f"estimate --params 7.5e9 --layers 72 --hidden 2880 --gpus 64 --checkpointing --arm {words}")
     out = " ".join(capsys.readouterr().out.split())
     parameters = "7.5 billion parameters with fp32 weights" if "fp16" in words else "7.5 billion parameters"
     expected = [f"model states alone, divided as in the ZeRO paper, of {parameters}: {said}"] if said else []
     assert re.findall(r"model states alone.*?\)", out) == expected
+
+
+def test_of_adapters_the_paper_has_no_states(asked, capsys):
+    asked("estimate --params 7.5e9 --gpus 64 --checkpointing --arm zero2 --lora-rank 8")
+    assert "model states alone" not in capsys.readouterr().out
+
+
+def test_all_numbers_are_of_the_shape_that_is_taken_for_a_number_of_parameters(asked, capsys):
+    asked("estimate --params 30B --gpus 16 --arm zero3 --checkpointing")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Shape taken for 30 billion parameters: llama-30b (32.5 billion)" in out
+    assert "of 32.5 billion parameters: 32.5 GB (weights 4.07 GB, gradients 4.07 GB, optimizer 24.4 GB)" in out
+    assert re.search(r"weights +4.07 GB", out), "the table has the same"
+
+
+IMAGES, SEQUENCES = "4 images per micro-batch", "4 sequences of 1,024 tokens per micro-batch"
+
+
+@pytest.mark.parametrize(("model", "says"), [("vit-large", IMAGES), ("gpt2", SEQUENCES)])
+def test_a_vision_transformer_has_images_and_no_sequences(model, says, asked, capsys):
+    asked(f"estimate --model {model} --gpus 2 --arm zero2 --micro-batch 4")
+    asked(f"advise --model {model} --gpus 2 --gpu A10G --batch 8 --details")
+    known = f"--model {model} --gpu A10G --arm zero2 --ranks 2 --micro-batch 4"
+    asked(f"oom 'CUDA out of memory. Tried to allocate 1 GiB' {known}")
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count(says) >= 3
+    assert ("--sequence 1024" in out) == ("Tokens a second" in out) == (says == SEQUENCES)
+    assert ("Images a second" in out) == (says == IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_said"),
+    [
+        ("--buckets 200000000 --checkpointing", True),
+        ("--buckets 200000000 --checkpointing --accumulation 2", False),  # whole gradients wait
+        ("--checkpointing", False),  # most gradients are larger than the arm's buckets
+    ],
+)
+def test_a_peak_below_the_states_of_the_paper_says_why(words, is_said, asked, capsys):
+    asked(f"estimate --model llama3-8b --arm zero1 --gpus 8 {words}")
+    assert ("[stage_1_keeps_no_gradients]" in capsys.readouterr().out) is is_said
 
 
 FULL_MEMORY = "oom 'Tried to allocate 1.00 GiB' --model llama3-8b --gpu H100 --ranks 8 --micro-batch 1 --checkpointing"
@@ -655,7 +697,7 @@ def test_a_stranger_s_config_that_does_not_run_is_asked_of_the_calculator_before
 TRACING = "tracing the model; this takes seconds to minutes, once ...\n"
 
 
-@pytest.mark.parametrize(("words", "said"), QUESTIONS["wrong"].items())
+@for_each(("words", "said"), QUESTIONS["wrong"].items())
 def test_what_is_wrong_is_one_sentence(words, said, asked, monkeypatch, capsys):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: types.SimpleNamespace(available=8e9))
     monkeypatch.setattr("study.conform.command.Ranks", None)  # the process that imports torch

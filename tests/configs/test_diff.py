@@ -21,6 +21,7 @@ from study.core.errors import Stop
 from study.core.library_defaults import library_defaults
 from study.known.stacks import Flags
 from study.predict.front import Wanted
+from tests.cases import for_each
 from tests.conftest import ROOT, table
 
 ARMS = ROOT / "accelerate_configs"
@@ -48,7 +49,7 @@ def known(a: Path, b: Path, other: list[str] | None = None) -> dict[str, str]:
     return {each.name: f"{shown(each.a)}, {shown(each.b)}" for each in causes}
 
 
-@pytest.mark.parametrize("case", CASES["pair"], ids=[" ".join(each["known"]) for each in CASES["pair"]])
+@for_each("case", CASES["pair"], ids=[" ".join(each["known"]) for each in CASES["pair"]])
 def test_known_causes(file, case):
     first, second = (BEGIN[begin] | case.get(side, {}) for begin, side in zip(case["begin"], "ab", strict=True))
     assert known(file("a.json", first), file("b.yaml", second), case.get("other")) == case["known"]
@@ -90,7 +91,7 @@ def test_what_the_command_prints(file, tmp_path, capsys, monkeypatch, golden):
     golden("command_diff.txt", printed)
 
 
-@pytest.mark.parametrize("case", CASES["mistake"])
+@for_each("case", CASES["mistake"])
 def test_what_a_library_ignores_in_a_config_is_found_although_nothing_differs(file, case):
     file("ds.json", case.get("file", {}))
     source = sources.read(file("mine.yaml", BEGIN[case["begin"]] | case["with"]))
@@ -99,7 +100,7 @@ def test_what_a_library_ignores_in_a_config_is_found_although_nothing_differs(fi
     assert case.get("said", "") in str(found)
 
 
-@pytest.mark.parametrize("case", CASES["refused"])
+@for_each("case", CASES["refused"])
 def test_what_a_library_refuses_is_found_and_no_all_clear(file, case, capsys):
     config = DEEPSPEED | case["with"]
     path = file("mine.yaml", config)
@@ -138,7 +139,7 @@ def test_what_a_stage_ignores_is_refused_of_an_arm_and_found_in_a_config_in_the_
 SECTIONS = library_defaults("deepspeed")
 
 
-@pytest.mark.parametrize("path", SECTIONS)
+@for_each("path", SECTIONS)
 def test_a_key_that_deepspeed_does_not_know_is_found_in_whatever_names_the_json(file, path):
     """At the upper level and in each section, whether DeepSpeed refuses it there or reads the section key by key."""
     wrong: dict = {"mine_alone": 1}
@@ -163,7 +164,7 @@ def test_a_contradiction_names_both_sides_and_all_wrong_keys_are_named(file, cap
     assert refused.endswith("What to do: write enabled.")
 
 
-@pytest.mark.parametrize("case", CASES["mistake"] + CASES["refused"])
+@for_each("case", CASES["mistake"] + CASES["refused"])
 def test_a_config_with_mistakes_is_read_as_far_as_it_can_be(file, case, capsys):
     """`study diagnose` sends its owner to these commands."""
     file("ds.json", case.get("file", {}))

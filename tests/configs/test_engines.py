@@ -8,10 +8,7 @@ from pathlib import Path
 import accelerate
 import pytest
 import transformers
-import trl
 from packaging.version import Version
-from transformers import TrainingArguments
-from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
 
 from study.cli.diagnosis import diagnose
 from study.cli.oom import oom
@@ -27,6 +24,7 @@ from study.known.faults import table
 from study.known.stacks import Flags, Stack
 from study.known.which_apply import which_apply
 from study.predict.front import Wanted
+from tests.cases import for_each
 
 ZERO = '{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": "auto"}'
 YAML = {
@@ -78,7 +76,7 @@ def job(
     return [str(folder / name) for name in files]
 
 
-@pytest.mark.parametrize(("script", "launcher", "trains", "said"), DECIDED)
+@for_each(("script", "launcher", "trains", "said"), DECIDED)
 def test_of_two_engines_the_one_that_trains_is_named_with_its_line(script, launcher, trains, said, tmp_path, capsys):
     words = job(tmp_path, SCRIPTS[script], YAML[launcher])
     (tmp_path / "ds.json").write_text(ZERO)
@@ -193,6 +191,9 @@ def test_what_a_run_asks_for_is_compared_with_its_config_as_the_trainer_does(by,
 
 def test_transformers_refuses_the_same(monkeypatch):
     """Its own comparison, of each argument with another value than the config's."""
+    from transformers import TrainingArguments  # not in each worker of the tests: it takes seconds
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
     monkeypatch.setattr("transformers.integrations.deepspeed.dep_version_check", lambda _: None)
     for name, value in ({"": None} | OTHER).items():
         written = TrainingArguments("o", report_to="none", use_cpu=True, **(RIGHT | ({name: value} if name else {})))
@@ -211,6 +212,9 @@ SFT = "from trl import SFTConfig\nSFTConfig('o', deepspeed='ds.json')\n"
 @pytest.mark.parametrize("name", ["SFT", "DPO", "GRPO", "KTO", "Reward", "RLOO"])
 def test_what_trls_configs_inherit_is_compared_as_transformers_does(name, monkeypatch, tmp_path):
     """Each key alone is refused by both, but for those in which TRL's classes and releases differ."""
+    import trl  # it takes seconds as well
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
     monkeypatch.setattr("transformers.integrations.deepspeed.dep_version_check", lambda _: None)
     written = getattr(trl, f"{name}Config")("o", report_to="none", use_cpu=True, bf16=False)
     config = HfTrainerDeepSpeedConfig(json.loads(json.dumps(CONFIG | {"train_batch_size": "auto"})))
@@ -258,12 +262,49 @@ def test_the_yamls_precision_is_that_of_the_trainer(tmp_path):
         assert ["bf16" in each.sentence for each in contradictions(texts_of(words))] == [True] * is_refused
 
 
+FLAGGED = [  # of the launcher, beside a yaml with 4 micro-batches and a Trainer with 8
+    ("", True),
+    ("--gradient_accumulation_steps 8", False),
+    ("--gradient-accumulation-steps=2", True),
+    ("--multi_gpu", False),
+    ("--gradient_accumulation_steps 8 --mixed_precision bf16", True),
+]
+
+
+@pytest.mark.parametrize("is_in_yaml", [True, False])
+@pytest.mark.parametrize(("flags", "is_refused"), FLAGGED)
+def test_a_flag_of_the_launcher_counts_before_its_yaml(flags, is_refused, is_in_yaml, tmp_path, capsys):
+    """As deepspeed_launcher sets the variables that the Trainer's plugin reads (utils/launch.py:569 of 1.15.0)."""
+    yaml = YAML["DeepSpeed"] + "  gradient_accumulation_steps: 4\n" if is_in_yaml else ""
+    if not yaml:
+        flags = f"--use_deepspeed {flags or '--gradient_accumulation_steps 4'}".replace(
+            "--use_deepspeed --multi", "--multi"
+        )
+    words = job(tmp_path, TRAINER.format("gradient_accumulation_steps=8"), yaml, f"accelerate launch {flags} train.py")
+    words = [word for word in words if yaml or not word.endswith("acc.yaml")]
+    told = [each.id for each in contradictions(texts_of(words)) if not each.id.startswith("engine")]
+    assert told == ["arguments_contradicted"] * is_refused
+    printed = _of_stack(words, capsys)
+    assert printed.count("The Trainer refuses") == is_refused, "once, and not by what the text says"
+
+
 def test_each_trainer_of_a_script_is_compared_with_the_batch_of_all_ranks(tmp_path):
     calls = [f"TrainingArguments('o', deepspeed='ds.json', per_device_train_batch_size={rows})\n" for rows in (16, 2)]
     (tmp_path / "train.py").write_text("".join(calls))
     (tmp_path / "ds.json").write_text('{"train_batch_size": 64}')
     (tmp_path / "run.sh").write_text("deepspeed --num_gpus 4 train.py\n")
     assert [each.id for each in contradictions(texts_of(tmp_path.iterdir()))] == ["arguments_contradicted"]
+
+
+@pytest.mark.parametrize(("passes", "is_refused"), [(8, True), (4, False), ("'auto'", False)])
+@pytest.mark.parametrize("named", ["args.deepspeed", "config_path", "'ds.json'"])
+def test_a_config_that_a_script_names_by_an_argument_is_the_one_that_is_given(
+    named, passes, is_refused, tmp_path, capsys
+):
+    (tmp_path / "train.py").write_text(TRAINER.format(f"deepspeed={named}, gradient_accumulation_steps={passes}"))
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "gradient_accumulation_steps": 4}')
+    printed = _of_stack([tmp_path / "train.py", tmp_path / "ds.json"], capsys)
+    assert printed.count("The Trainer refuses") == is_refused
 
 
 PLACED = "def main():\n    args = TrainingArguments('o', deepspeed='ds.json')\n"
@@ -289,7 +330,7 @@ CONTRADICTING = [
 ]
 
 
-@pytest.mark.parametrize(("script", "config", "said"), CONTRADICTING)
+@for_each(("script", "config", "said"), CONTRADICTING)
 def test_a_line_that_ends_the_training_or_does_nothing_beside_its_config_is_told_beforehand(
     script, config, said, tmp_path
 ):
@@ -303,7 +344,7 @@ def test_a_line_that_ends_the_training_or_does_nothing_beside_its_config_is_told
 
 def _of_stack(words, capsys) -> str:
     capsys.readouterr()
-    stack(tuple(words), flags=Flags())
+    stack(tuple(map(str, words)), flags=Flags())
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -373,6 +414,8 @@ def test_a_flag_of_the_launch_command_is_read_and_torchrun_reads_no_yaml(tmp_pat
     assert said("accelerate launch train.py --deepspeed ds.json") == ["engine_of_script"]
     assert said("accelerate launch train.py \\\n  --deepspeed ds.json") == ["engine_of_script"]
     assert said("accelerate launch --use_deepspeed train.py", "fsdp=", "") == ["fsdp_beside_deepspeed"]
+    assert said("accelerate launch --multi_gpu train.py", "none", YAML["DeepSpeed"]) == ["engine_of_launcher"]
+    assert "DDP trains" in next(contradictions(texts_of([*tmp_path.iterdir()]))).sentence
     assert said("torchrun --nproc-per-node 8 train.py --deepspeed ds.json") == []
     assert said("torchrun --nproc-per-node 8 train.py", "deepspeed=") == []
     assert said("accelerate launch train.py --deepspeed_config ds.json  # --deepspeed ds.json") == []
@@ -430,7 +473,7 @@ DECIDING = {
 OF_NO_FILE = {"script", "trainer", "cuda", "deepspeed", "torch", "transformers", "keys"}
 
 
-@pytest.mark.parametrize("condition", table().questions)
+@for_each("condition", table().questions)
 def test_a_condition_that_a_file_decides_is_not_asked(condition, tmp_path):
     assert (condition in DECIDING) != (condition in OF_NO_FILE), "say which file decides it, or that none does"
     if condition in DECIDING:
@@ -456,7 +499,7 @@ def value_of(pattern: str):
     return VALUES.get(pattern, pattern.replace("(?:torch\\.)?", "").strip("(?:)").split("|")[0])
 
 
-@pytest.mark.parametrize(("question", "path", "pattern", "answer"), WRITTEN, ids=lambda part: str(part)[:40])
+@for_each(("question", "path", "pattern", "answer"), WRITTEN, ids=lambda part: str(part)[:40])
 def test_a_question_that_a_key_decides_is_not_asked(question, path, pattern, answer, tmp_path):
     """Of a config alone, without any script."""
     section, _, key = path.rpartition(".")
@@ -497,8 +540,8 @@ NEWEST = {name: Version(releases[-1]) for name, releases in table().asked.items(
 FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 0 has 79.15 GiB."
 
 
-@pytest.mark.parametrize("release", [*BY_RELEASE, ""])
-@pytest.mark.parametrize("asks", FSDP_OF_TRAINER)
+@for_each("release", [*BY_RELEASE, ""])
+@for_each("asks", FSDP_OF_TRAINER)
 def test_the_release_of_transformers_decides_which_fsdp_the_trainer_makes(asks, release, tmp_path):
     listed = f"torch==2.13.0\ntransformers=={release}" if release else "torch==2.13.0"
     expected = BY_RELEASE.get(release, "FSDP")
@@ -532,8 +575,8 @@ BY_VERSIONS = {
 }
 
 
-@pytest.mark.parametrize("form", ["{{'version': {}}}", "dict(\n    fsdp_version={})", "a file of arguments"])
-@pytest.mark.parametrize(("release", "own", "launched"), BY_VERSIONS)
+@for_each("form", ["{{'version': {}}}", "dict(\n    fsdp_version={})", "a file of arguments"])
+@for_each(("release", "own", "launched"), BY_VERSIONS)
 def test_the_release_decides_whose_version_of_fsdp_counts(release, own, launched, form, tmp_path):
     expected = BY_VERSIONS[release, own, launched]
     (tmp_path / "list.txt").write_text(f"transformers=={release}" if release else "torch==2.13.0")

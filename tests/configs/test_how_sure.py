@@ -12,6 +12,7 @@ from study.configs.pasted import matching
 from study.known.faults import Fault, table
 from study.known.stacks import UNSAID, Flags, Stack
 from study.known.which_apply import which_apply
+from tests.cases import for_each
 from tests.known.test_not_told import fitting, keys_of
 
 FAULTS = [fault for fault in table().fault if fault.when]
@@ -42,7 +43,7 @@ def level(stack: Stack, fault: Fault) -> str | None:
     return next((each.answer for each in which_apply(stack) if each.fault.id == fault.id), None)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+@for_each("fault", FAULTS, ids=lambda fault: fault.id)
 def test_three_levels_are_told_apart(fault):
     is_asked = "script" in fault.conditions
     tested, untested = Version(fault.until), between(fault)
@@ -77,8 +78,8 @@ def printed(monkeypatch, capsys):
     return of
 
 
-@pytest.mark.parametrize("symptom", ["", "seen"])
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+@for_each("symptom", ["", "seen"])
+@for_each("fault", FAULTS, ids=lambda fault: fault.id)
 def test_both_commands_are_equally_sure(fault, symptom, printed):
     word = fault.symptom.split()[0].rstrip(",") if symptom else ""
     for release in filter(None, (Version(fault.until), between(fault))):

@@ -10,6 +10,7 @@ from study.configs.mistakes import mistakes
 from study.core import arms
 from study.core.ignored_keys import OF_ITS_OFFLOAD, OF_STAGE_3, OF_STAGES_1_AND_2, OFFLOADS
 from study.core.library_defaults import library_defaults
+from tests.cases import for_each
 
 OF_ZERO = library_defaults("deepspeed")["zero_optimization"]
 BY_ID = ("stage_ignores", "accelerate_ignores", "nvme_path_lost")
@@ -48,9 +49,9 @@ def test_each_key_of_zero_that_a_stage_ignores(tmp_path, stage):
             assert (f"stage {stage} ignores {key}" in said) == is_ignored, f"{key} = {value}"
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("part", OFFLOADS)
-@pytest.mark.parametrize("device", ["none", "cpu", "nvme"])
+@for_each("stage", [0, 1, 2, 3])
+@for_each("part", OFFLOADS)
+@for_each("device", ["none", "cpu", "nvme"])
 def test_each_key_of_offloading_that_a_stage_ignores(tmp_path, part, device, stage):
     for key, default in library_defaults("deepspeed")[f"zero_optimization.{part}"].items():
         zero = {"stage": stage, part: {"device": device} | {key: device if key == "device" else default}}

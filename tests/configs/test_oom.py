@@ -38,6 +38,7 @@ from study.predict.front import FOLLOWED, Wanted, asked_for
 from study.predict.trace import committed
 from study.predict.trace.options import TraceOptions
 from study.sweeps.launches import options
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
 
@@ -111,7 +112,7 @@ def message_of_contributing() -> list[dict]:
     return tomllib.loads(textwrap.dedent(block))["message"]
 
 
-@pytest.mark.parametrize("case", [*MESSAGES["message"], *message_of_contributing()])
+@for_each("case", [*MESSAGES["message"], *message_of_contributing()])
 def test_each_kind_of_message_has_its_cause(case):
     text = case.get("text", "") + (new(*case["sizes"]) if "sizes" in case else "")
     described = Described(**case.get("settings", {}))
@@ -124,8 +125,8 @@ CUTS = [(case["cause"], case["frames"][at : at + 1]) for case in MESSAGES["cut"]
 CUTS += [(case["cause"], case["frames"]) for case in MESSAGES["cut"]]
 
 
-@pytest.mark.parametrize("has_code", [True, False])
-@pytest.mark.parametrize(("cause", "frames"), CUTS, ids=lambda each: each if isinstance(each, str) else each[-1][1])
+@for_each("has_code", [True, False])
+@for_each(("cause", "frames"), CUTS, ids=lambda each: each if isinstance(each, str) else each[-1][1])
 def test_where_no_activation_is_alive_none_is_named(cause, frames, has_code):
     """Of a traceback that is cut below any of its frames, as pasted ones often are, and one without its sources."""
     lines = [
@@ -148,9 +149,9 @@ def test_sizes_are_matched_with_the_tensors_of_a_training(asked, arm, ranks, cau
     assert what in first.what
 
 
-@pytest.mark.parametrize("kernel", [None, "sdpa", "eager", "flash2"])
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("model", SHAPES)
+@for_each("kernel", [None, "sdpa", "eager", "flash2"])
+@for_each("precision", ["bf16", "fp32"])
+@for_each("model", SHAPES)
 def test_each_tensor_of_attention_that_a_size_may_name_is_made(model, precision, kernel):
     """Scores by eager attention alone, a byte for each by dropout alone, as transformers' config and a trace say."""
     tokens = 53  # in no other size by chance, as powers of two are
@@ -402,8 +403,8 @@ def sizes_of(model: str) -> dict[str, float]:
 NEEDS_A_GRADIENT = {"oom-embeddings", "oom-weights"}
 
 
-@pytest.mark.parametrize("arm", ["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", None])
-@pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b"])
+@for_each("arm", ["single", "ddp", "zero1", "zero2", "zero3", "fsdp2", None])
+@for_each("model", ["llama3-8b", "qwen2.5-7b"])
 def test_a_frozen_weight_has_no_gradient_and_no_moment(model, arm):
     """Nor is it gathered, where each rank has it whole. Who trains all weights hears of gradients."""
     found: dict[bool, set[str]] = {True: set(), False: set()}
@@ -591,9 +592,9 @@ KEYS_OF = {
 OF_ANY_FSDP = "|".join(FSDP_KEYS)
 
 
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3, "FSDP1", "FSDP2", "DDP"])
-@pytest.mark.parametrize("id", cause_rows())
+@for_each("plain", [False, True])
+@for_each("stage", [0, 1, 2, 3, "FSDP1", "FSDP2", "DDP"])
+@for_each("id", cause_rows())
 def test_a_remedy_names_keys_of_the_framework_that_is_in_use_alone(id, stage, plain):
     said = {"stage": stage, "plain": plain, "trainer": "own" if plain else "trainer"}
     remedy = in_its_words(cause_rows()[id]["remedy"], said)
@@ -744,9 +745,9 @@ LOSS = (
 )
 
 
-@pytest.mark.parametrize("clue", ["", LOSS], ids=["by size", "by traceback"])
-@pytest.mark.parametrize("arm", ["zero2", "zero3", "fsdp2"])
-@pytest.mark.parametrize(
+@for_each("clue", ["", LOSS], ids=["by size", "by traceback"])
+@for_each("arm", ["zero2", "zero3", "fsdp2"])
+@for_each(
     ("model", "rows", "sequence"),
     [
         ("llama3-8b", 2, 4096),
@@ -797,7 +798,7 @@ def test_the_command_shows_what_the_numbers_say_and_one_unit(monkeypatch, capsys
     assert len(re.findall(r"\d GB\b", said)) == 1
 
 
-@pytest.mark.parametrize("case", MESSAGES["message"])
+@for_each("case", MESSAGES["message"])
 def test_a_message_is_quoted_up_to_its_first_size(case):
     error = reading.find(case.get("text", "") + (new(*case["sizes"]) if "sizes" in case else ""))
     assert len(error.quoted) <= reading.LONGEST_QUOTE
@@ -826,7 +827,7 @@ def known(text: str, wanted: Wanted | None = None, given: Described | None = Non
     return KnownTraining.of(wanted, given, stated(read(f"{text}\n{ERROR}\n")))
 
 
-@pytest.mark.parametrize("case", MESSAGES["stated"], ids=lambda case: case["text"][:30].strip())
+@for_each("case", MESSAGES["stated"], ids=lambda case: case["text"][:30].strip())
 def test_what_a_text_says_of_its_training_is_taken(case):
     training = known(case["text"])
     used = {name: value for name, value in training.used.items() if value}
@@ -1143,7 +1144,7 @@ def test_adapters_of_unknown_rank_are_not_predicted_as_full_training():
 RECOMPUTES = MESSAGES["recomputing"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "is_on"), [*((text, True) for text in RECOMPUTES["on"]), *((text, None) for text in RECOMPUTES["off"])]
 )
 def test_recomputing_is_seen_however_it_is_written(text, is_on):
@@ -1201,7 +1202,7 @@ def as_changed(given: Described, change: changes.Change) -> tuple[Described, Des
     return given, change.training
 
 
-@pytest.mark.parametrize("id", cause_rows())
+@for_each("id", cause_rows())
 def test_an_advised_change_shrinks_what_is_named(id):
     cause = cause_of(id)
     for arm in ("ddp", "zero1", "zero2", "zero3", "fsdp2", "fsdp2_grad_op", "hsdp"):
@@ -1212,7 +1213,7 @@ def test_an_advised_change_shrinks_what_is_named(id):
             assert any(held(after, part) < held(before, part) for part in parts), (arm, change.words)
 
 
-@pytest.mark.parametrize("id", cause_rows())
+@for_each("id", cause_rows())
 def test_of_states_only_changes_that_shrink_some_are_advised_and_else_all(id):
     cause = cause_of(id)
     given = Described(arm="zero2", ranks=4, micro_batch=4, sequence=512)
@@ -1293,7 +1294,7 @@ def test_what_a_gather_lacks_room_for_is_what_more_than_fills_the_gpu(micro_batc
         assert "activations recomputed (" in fitting.predicted(error, training, causes[0]).words
 
 
-@pytest.mark.parametrize("id", cause_rows())
+@for_each("id", cause_rows())
 def test_a_remedy_is_of_what_is_named(id):
     """A smaller micro-batch is advised only for what grows with it, and recomputing to nobody who recomputes."""
     cause = cause_of(id)
@@ -1383,7 +1384,7 @@ def test_fragmentation_comes_first_where_all_would_fit_without_pieces(asked, all
     assert (total in str(first.reasons)) == is_first
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("asked", "rows", "sequence", "tokens"),
     [
         ("7.83 GiB", 2, 4096, 16_384),
@@ -1395,7 +1396,7 @@ def test_fragmentation_comes_first_where_all_would_fit_without_pieces(asked, all
         ("7.83 GiB", 2, None, None),
     ],
 )
-@pytest.mark.parametrize("clue", ["", LOSS])
+@for_each("clue", ["", LOSS])
 def test_logits_of_more_tokens_than_were_given_are_said(
     asked, rows, sequence, tokens, clue, tmp_path, monkeypatch, capsys
 ):
@@ -1472,9 +1473,9 @@ def test_the_command_that_a_page_names_says_which_change_fits(page, tmp_path, mo
     assert "each of these would fit" in " ".join(capsys.readouterr().out.lower().split())
 
 
-@pytest.mark.parametrize("total", [16, 40, 80, 140])
-@pytest.mark.parametrize("rows", [2, 8])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@for_each("total", [16, 40, 80, 140])
+@for_each("rows", [2, 8])
+@for_each("checkpointing", [True, False])
 def test_the_first_remedy_names_no_change_that_would_not_fit(total, rows, checkpointing, monkeypatch, capsys):
     """The logits came last, and a loss in parts was advised where its own list said that it would not fit."""
     elements = rows * 4096 * 128256
@@ -2041,8 +2042,8 @@ SAID_AS_WELL = {
 }
 
 
-@pytest.mark.parametrize("said", SAID_AS_WELL)
-@pytest.mark.parametrize("number", range(len(MESSAGES["message"]) + 1))
+@for_each("said", SAID_AS_WELL)
+@for_each("number", range(len(MESSAGES["message"]) + 1))
 def test_diagnose_and_oom_name_one_first_cause(number, said, monkeypatch, capsys):
     case = [*MESSAGES["message"], {"text": BUCKET}][number]
     text = case.get("text", "") + (new(*case["sizes"]) if "sizes" in case else "")
@@ -2088,6 +2089,58 @@ def test_what_fills_memory_between_steps_is_the_rest_of_a_training_that_fits(che
     assert says in said or (total == "39.39 GiB" and "would fit: `study advise`" in said)
     if "fits (" in said:
         assert said.endswith(" GiB); the rest is evaluation.")
+
+
+IN_AN_EVALUATION = LOSS.replace("  File", EVALUATION.partition("\n")[0] + "\n    x = model(y)\n  File")
+
+
+@pytest.mark.parametrize(
+    ("traceback", "total", "remedy"),
+    [
+        (IN_AN_EVALUATION, 79.11, "`per_device_eval_batch_size`"),
+        (IN_AN_EVALUATION, 39.39, "`per_device_eval_batch_size`"),
+        (LOSS, 79.11, "activations recomputed ("),
+        (LOSS.replace("logits = logits.float()", "x = self.down_proj(x)"), 79.11, "activations recomputed ("),
+    ],
+)
+def test_recomputing_and_fewer_sequences_are_no_advice_for_an_evaluation(
+    traceback, total, remedy, tmp_path, monkeypatch, capsys
+):
+    log = tmp_path / "train.log"
+    log.write_text(traceback + FULL.format(asked="7.83 GiB", allocated=f"{total - 8} GiB", total=f"{total} GiB"))
+    said = said_of(log, "--model llama3-8b --arm zero3 --ranks 8 --micro-batch 4 --sequence 4096", monkeypatch, capsys)
+    assert remedy in said
+    is_evaluation = "eval" in remedy
+    assert any(change in said for change in ("activations recomputed (", "the accumulation (")) != is_evaluation
+    assert ("`eval_accumulation_steps`" in said) == ("`preprocess_logits_for_metrics`" in said) == is_evaluation
+
+
+@pytest.mark.parametrize(
+    ("error", "asks"),
+    [
+        (
+            new("2.00 GiB"),
+            "Give --model, --arm or --config, --ranks, --micro-batch and --sequence to hear which tensor",
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "--micro-batch, --sequence and --gpu to hear which tensor"),
+        ("DefaultCPUAllocator: not enough memory", "Give --model, --arm or --config and --ranks to hear what the host"),
+        ("OSError: [Errno 28] No space left on device", ""),
+    ],
+)
+def test_a_bare_message_asks_by_their_flags_for_what_would_tell_more(error, asks, monkeypatch, capsys):
+    said = said_of(error, "", monkeypatch, capsys)
+    assert asks in said
+    assert (" to hear " in said) == bool(asks)
+
+
+@pytest.mark.parametrize(("optimizer", "arm"), [("sgd", "zero3"), ("adamw", "zero3"), ("sgd", "zero2")])
+def test_what_stage_3_gathers_and_the_momentum_of_sgd_are_told(optimizer, arm, monkeypatch, capsys):
+    flags = f"--model llama3-8b --arm {arm} --ranks 8 --micro-batch 4 --sequence 4096 --optimizer {optimizer}"
+    said = said_of(FULL.format(asked="2.00 GiB", allocated="70.00 GiB", total="79.11 GiB"), flags, monkeypatch, capsys)
+    (taken,) = re.findall(r"Taken as: .+?\.", said)
+    assert ("--optimizer sgd (with momentum)" in taken) == (optimizer == "sgd")
+    keys = "stage3_prefetch_bucket_size 6.55 million, stage3_param_persistence_threshold 100,000, "
+    assert (keys in said) == (arm == "zero3")
 
 
 def test_a_config_that_was_given_beside_a_log_is_not_asked_for(tmp_path, monkeypatch, capsys):
@@ -2230,8 +2283,8 @@ MAKES_ONE = {
 }
 
 
-@pytest.mark.parametrize("script", MAKES_ONE)
-@pytest.mark.parametrize("width", [2, 4])
+@for_each("script", MAKES_ONE)
+@for_each("width", [2, 4])
 def test_as_much_as_a_whole_model_is_one_and_the_line_that_makes_it_is_named(script, width):
     wanted, given = Wanted(model="qwen2.5-7b"), Described(arm="zero3", ranks=8, micro_batch=1, sequence=2048)
     prediction = trainings.prediction_of(wanted, given)
@@ -2269,10 +2322,10 @@ def test_a_moment_of_a_whole_weight_says_that_fsdp_does_not_divide_it(arm, asked
         assert {"oom-gather", "oom-weights"}.isdisjoint(cause.id for cause in causes)
 
 
-@pytest.mark.parametrize("number", [4, 8, 6])
-@pytest.mark.parametrize("model", ["llama3-8b", "mistral-7b", "qwen2.5-7b"])
-@pytest.mark.parametrize("arm", ["fsdp2", "ddp"])
-@pytest.mark.parametrize("frame", ["state['exp_avg_sq'] = torch.zeros_like(", "torch._foreach_sqrt(exp_avg_sqs)"])
+@for_each("number", [4, 8, 6])
+@for_each("model", ["llama3-8b", "mistral-7b", "qwen2.5-7b"])
+@for_each("arm", ["fsdp2", "ddp"])
+@for_each("frame", ["state['exp_avg_sq'] = torch.zeros_like(", "torch._foreach_sqrt(exp_avg_sqs)"])
 def test_what_the_update_makes_of_one_weight_is_of_this_ranks_part(number, model, arm, frame):
     """A rank of FSDP2 has as many rows as the others, rounded up: no other number of ranks explains a size."""
     weights = {tensor.shape for tensor in asked_for(Wanted(model=model), 1).tensors if len(tensor.shape) == 2}
@@ -2448,10 +2501,10 @@ IN_LOSS = """Traceback (most recent call last):
 """
 
 
-@pytest.mark.parametrize("line", ["logits = logits.float()", "loss = nn.functional.cross_entropy(source, target)"])
-@pytest.mark.parametrize("model", ["llama3-70b", "llama3-8b"])
-@pytest.mark.parametrize("lora_rank", [None, 16])
-@pytest.mark.parametrize("arm", ["fsdp2", "zero3"])
+@for_each("line", ["logits = logits.float()", "loss = nn.functional.cross_entropy(source, target)"])
+@for_each("model", ["llama3-70b", "llama3-8b"])
+@for_each("lora_rank", [None, 16])
+@for_each("arm", ["fsdp2", "zero3"])
 def test_the_logits_are_not_a_weight_of_their_size(line, model, lora_rank, arm):
     """With as many tokens as half the width, logits in fp32 are as large as the embedding in bf16."""
     tokens = asked_for(Wanted(model=model), 1).dimensions["hidden_size"] // 2
@@ -2520,6 +2573,12 @@ REFERENCES = [
     ("DPOTrainer(model, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", None, 2),
     ("DPOTrainer(model, ref_model=ref, args=DPOConfig(precompute_ref_log_probs=True))", "zero2", 1, 2),
     ("DPOTrainer(model, peft_config=LoraConfig(r=8))", "zero2", None, 2),
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.04))", "zero2", 1, 2),
+    ("RLOOTrainer(model)\n# started with --beta 0.1", "zero3", 4, 2),
+    ("GRPOTrainer(model)", "zero2", None, 2),  # by default beta is 0
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.0))", "zero2", None, 2),
+    ("GRPOTrainer(model, args=GRPOConfig(beta=0.04), peft_config=LoraConfig(r=8))", "zero2", None, 2),
+    ("SFTTrainer(model)\nbeta = 0.04", "zero2", None, 2),
     ("SFTTrainer(model)", "zero2", None, 2),
     ("CPOTrainer(model)", "zero2", None, 2),
 ]
@@ -2689,8 +2748,8 @@ TITAN = {
 }
 
 
-@pytest.mark.parametrize("age", TITAN)
-@pytest.mark.parametrize(
+@for_each("age", TITAN)
+@for_each(
     ("was", "written", "expected"),
     [
         ("", "", {}),

@@ -3,9 +3,8 @@
 import re
 from collections.abc import Iterator
 
-import pytest
-
 from study.configs.oom.causes import rows
+from tests.cases import for_each
 from tests.conftest import table
 
 LINES = table("configs/oom_clues.toml")
@@ -37,14 +36,14 @@ def test_the_lines_are_of_all_clues():
     assert LINES.keys() == CLUES.keys()
 
 
-@pytest.mark.parametrize("id", CLUES)
+@for_each("id", CLUES)
 def test_a_clue_finds_its_lines_and_leaves_others(id):
     clue = re.compile(CLUES[id])
     assert [line for line in LINES[id]["found"] if not clue.search(line)] == []
     assert [line for line in LINES[id]["left"] if clue.search(line)] == []
 
 
-@pytest.mark.parametrize("id", CLUES)
+@for_each("id", CLUES)
 def test_no_alternative_of_a_clue_can_be_removed(id):
     lines = LINES[id]["found"] + LINES[id]["left"]
     expected = [re.findall(CLUES[id], line) for line in lines]  # the answer quotes what is found

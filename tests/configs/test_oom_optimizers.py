@@ -11,6 +11,7 @@ from study.configs.pasted.memory import error_in
 from study.configs.pasted.read import read
 from study.predict.engines import engine_of
 from study.predict.front import Wanted
+from tests.cases import for_each
 
 ERROR = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 MODEL = Wanted(model="llama3.2-1b")
@@ -61,8 +62,8 @@ def made_in_update(text: str, **given) -> int:
     return sum(updates[-1].values()) if updates else 0
 
 
-@pytest.mark.parametrize("arm", ["ddp", "fsdp2", "zero1", "zero3"])
-@pytest.mark.parametrize("asked", ASKED)
+@for_each("arm", ["ddp", "fsdp2", "zero1", "zero3"])
+@for_each("asked", ASKED)
 def test_pytorchs_is_taken_as_asked_in_every_framework(asked, arm):
     assert taken(asked, arm=arm) == ASKED[asked]
 
@@ -83,13 +84,13 @@ def test_a_file_of_the_trainers_arguments_has_its_default_as_a_script_has(tmp_pa
     assert KnownTraining.of(MODEL, Described(**NUMBERS, config=path)).described.optimizer == "foreach"
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@for_each("asked", ASKED)
 def test_a_flag_and_a_frame_win(asked):
     assert taken(asked, arm="fsdp2", optimizer="sgd") == "sgd"
     assert taken(f"{asked}\n  in _multi_tensor_adamw\n", arm="zero3") == "foreach"
 
 
-@pytest.mark.parametrize(("asked", "config", "params"), itertools.product(ASKED, (HERE, OFFLOADED), ("", "lr")))
+@for_each(("asked", "config", "params"), itertools.product(ASKED, (HERE, OFFLOADED), ("", "lr")))
 def test_deepspeeds_config_wins_over_what_a_script_asks(asked, config, params):
     """DeepSpeed makes its own Adam, in one kernel, on the GPU or the host."""
     section = (
@@ -108,7 +109,7 @@ def test_deepspeed_makes_pytorchs_if_its_config_asks_for_it(params, expected):
     assert taken(OFFLOADED % section) == ("adamw" if expected == "adamw" else "single_tensor")
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@for_each("asked", ASKED)
 def test_offloaded_states_are_deepspeeds_unless_the_config_keeps_the_scripts(asked):
     assert taken(f"{asked}\n" + OFFLOADED % "") == taken(asked, arm="zero2_cpu") == "adamw"
     kept = taken(f"{asked}\n" + OFFLOADED % ', "zero_force_ds_cpu_optimizer": false')

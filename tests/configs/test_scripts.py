@@ -18,6 +18,7 @@ from study.core.files import value_at
 from study.known.faults import ANY, table
 from study.known.stacks import Flags, Stack
 from study.known.which_apply import applies
+from tests.cases import for_each
 
 RELEASES = "torch==2.6.0\ntransformers==4.49.0\naccelerate==1.4.0\ndeepspeed==0.16.4\n"
 FLAGS = Flags(stage=2, passes=8)
@@ -106,7 +107,7 @@ def seen(text: str, folder, releases: str = RELEASES, flags: Flags = FLAGS) -> S
     return found
 
 
-@pytest.mark.parametrize(("name", "key", "pattern"), PATTERNS, ids=lambda part: part[:60])
+@for_each(("name", "key", "pattern"), PATTERNS, ids=lambda part: part[:60])
 def test_each_answer_is_that_of_a_script_and_no_other(name, key, pattern, tmp_path):
     """Without what it needs the answer is no, unless it may be elsewhere; with it nothing is said, or what it says."""
     has = typed(pattern)
@@ -123,7 +124,7 @@ def test_each_answer_is_that_of_a_script_and_no_other(name, key, pattern, tmp_pa
         assert name not in seen(f"from transformers import HfArgumentParser\n{PLAIN}", tmp_path).shown
 
 
-@pytest.mark.parametrize("name", scripts.rows())
+@for_each("name", scripts.rows())
 def test_each_question_is_one_of_the_table_and_its_answer_decides(name):
     asking = [fault for fault in table().fault if name in (*fault.conditions, fault.conditions.get("script"))]
     assert asking, "no fault asks this: correct the name of the row"
@@ -234,7 +235,7 @@ JSON = '{"zero_optimization": {"stage": 2}, "gradient_accumulation_steps": 4, "g
 NEW, OLD = "accelerate==1.15.0 deepspeed==0.17.6", "accelerate==1.6.0 deepspeed==0.17.6"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("releases", "script", "config", "expected"),
     [
         # Each micro-batch is an update then, so none is lost: last-pass-only is no fault of it.
@@ -422,7 +423,7 @@ OWN = """class Mine(Trainer):
 TWICE, SUMMED = "passes-divided-twice-under-deepspeed", "passes-summed-by-own-losses"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("model", "release", "replaced", "twice", "summed"),
     [
         ("Qwen/Qwen2.5-14B", "4.48.3", "", "applies", None),
@@ -546,8 +547,8 @@ FOREIGN = ["StateDictOptions({})", "save.options({})", "wandb.init({})", "Genera
 SCRIPT = "import library\nlibrary.{}\n"
 
 
-@pytest.mark.parametrize("call", FOREIGN)
-@pytest.mark.parametrize("keyword", KEYWORDS.replace("\n", " ").strip().split(", "))
+@for_each("call", FOREIGN)
+@for_each("keyword", KEYWORDS.replace("\n", " ").strip().split(", "))
 def test_a_keyword_counts_in_the_call_whose_keyword_it_is(keyword, call):
     of_training, elsewhere = (read(SCRIPT.format(each.format(keyword))) for each in ("ModelConfig({})", call))
     assert of_training.said or stated(of_training)
@@ -593,7 +594,7 @@ MAKES = {
 }
 
 
-@pytest.mark.parametrize("script", MAKES)
+@for_each("script", MAKES)
 def test_a_config_that_a_script_makes_is_read_as_it_is_in_the_end(script):
     seen = read(f"import deepspeed\n{script}\nlora = dict(r=8)\n")
     assert seen.said.get("stage") == MAKES[script]
@@ -620,8 +621,8 @@ for rows in loader:
 """
 
 
-@pytest.mark.parametrize("asked", model_losses.OF_PARTS)
-@pytest.mark.parametrize(
+@for_each("asked", model_losses.OF_PARTS)
+@for_each(
     ("head", "name", "answer"),
     [
         ("AutoModelForCausalLM", "Qwen/Qwen2.5-7B", False),

@@ -13,6 +13,7 @@ from study.core.errors import Stop
 from study.core.files import from_toml
 from study.core.library_defaults import library_defaults
 from study.training import setup
+from tests.cases import for_each
 from tests.conftest import DECODERS_ALONE, python, table
 
 PATHS = arms.all_paths()
@@ -94,7 +95,7 @@ def test_accelerate_loads_it(name):
     assert {key: loaded[key] for key in written} == written
 
 
-@pytest.mark.parametrize("pair", SIBLINGS)
+@for_each("pair", SIBLINGS)
 def test_siblings_differ_by_a_named_delta(pair):
     a, b = map(merged, pair.split())
     assert {key for key in a.keys() | b.keys() if a.get(key, "absent") != b.get(key, "absent")} == {*SIBLINGS[pair]}
@@ -112,7 +113,7 @@ def test_fair_buckets_are_as_large_as_ddps(name):
 # --- what is read from them ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PATHS)
+@for_each("name", PATHS)
 def test_an_arm_is_what_its_files_promise(name):
     arm, said = arms.read(PATHS[name]), merged(name)
     home = "cpu" if said.get("fsdp_config.fsdp_offload_params") else "none"
@@ -254,14 +255,14 @@ def test_files_are_read_without_the_libraries():
     assert python("-c", code).stdout == f"{len(PATHS)}\n"
 
 
-@pytest.mark.parametrize("case", FILES["refused"])
+@for_each("case", FILES["refused"])
 def test_a_bad_file_is_refused(tmp_path, case):
     with pytest.raises(Stop, match=re.escape(case["what"])) as caught:
         arms.read(written(tmp_path, **case["file"]))
     assert case["remedy"] in caught.value.remedy
 
 
-@pytest.mark.parametrize("case", FILES["told"])
+@for_each("case", FILES["told"])
 def test_all_that_is_wrong_with_an_arm_is_told_at_once(tmp_path, monkeypatch, case):
     """Each mistake once, in a line of its own: the first does not hide the others."""
     monkeypatch.chdir(tmp_path)

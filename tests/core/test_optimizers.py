@@ -6,6 +6,7 @@ from study.core import optimizers
 from study.core.arms import all_paths, read
 from study.core.errors import Stop
 from study.core.settings import TrainerFlags
+from tests.cases import for_each
 
 
 def refused(arm: str, optimizer: str = "adamw", precision: str = "bf16", has_values: bool = True, saves=None) -> bool:
@@ -14,7 +15,7 @@ def refused(arm: str, optimizer: str = "adamw", precision: str = "bf16", has_val
     return stop is not None
 
 
-@pytest.mark.parametrize("arm", sorted(all_paths()))
+@for_each("arm", sorted(all_paths()))
 def test_adamw_goes_with_every_arm(arm):
     assert not refused(arm)
     assert not refused(arm, has_values=False)

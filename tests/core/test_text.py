@@ -2,15 +2,17 @@
 
 import math
 import re
+import shlex
 import sys
 
 import pytest
 
 from study.core import text
+from tests.cases import for_each
 from tests.conftest import ROOT
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("of", "value", "said"),
     [
         (text.short, 12345.678, "12346"), (text.short, 0.1, "0.1"), (text.short, 1.0, "1"), (text.short, 0.0, "0"),
@@ -84,6 +86,45 @@ def test_a_name_that_is_longer_than_a_line_stays_whole():
     assert text.wrapped(f"The key {name} is true.", "", "") == ["The key", name, "is true."]
 
 
+LAUNCH = "accelerate launch --config_file accelerate_configs/zero1.yaml --num_processes 8 --mixed_precision no train.py"
+QUOTED = f"study diagnose 'a log with spaces' --symptom \"loss is 0 after a while\" {'word ' * 10}"
+
+
+@pytest.mark.parametrize(
+    ("said", "command", "others"),
+    [
+        (f"Start it: `{LAUNCH}`, with a batch of 1.", LAUNCH, ["Start it:", "with a batch of 1."]),
+        (f"`{LAUNCH}`.", LAUNCH, []),
+        (f"Then `TORCH_LOGS=all {LAUNCH}`. It ends.", f"TORCH_LOGS=all {LAUNCH}", ["Then", "It ends."]),
+        (f"Type `{QUOTED}`", QUOTED, ["Type"]),
+    ],
+)
+@pytest.mark.parametrize("columns", ["60", "80", "100"])
+def test_a_long_command_is_on_lines_that_can_be_pasted(monkeypatch, said, command, others, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = text.wrapped(said, "  ", "", is_terminal=False)
+    assert max(map(len, lines)) <= int(columns)
+    pasted = "\n".join(line for line in lines if line.startswith("      "))
+    assert shlex.split(pasted.replace(" \\\n", " ")) == shlex.split(command)
+    assert pasted.count(" \\\n") == pasted.count("\n"), "a shell reads on"
+    assert [line.strip() for line in lines if not line.startswith("      ")] == others
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"{'word ' * 12}`study oom FILE --model MODEL` names it",  # short: no line ends in it
+        f"{'word ' * 12}`with deepspeed.zero.GatheredParameters(weight, modifier_rank=None)`, and more of it",  # Python
+        f"{'word ' * 12}`{LAUNCH.replace('accelerate ', 'accelerate.')}` names a module, and `study` is a word",
+    ],
+)
+def test_what_is_no_long_command_has_no_lines_of_its_own(monkeypatch, said):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = text.wrapped(said, "", "", is_terminal=False)
+    assert " ".join(lines) == said
+    assert ("study oom" not in said) or any("`study oom FILE --model MODEL`" in line for line in lines)
+
+
 @pytest.mark.parametrize(("columns", "most"), [("60", 60), ("5", 100), ("060", 100), ("300", 100), ("", 100)])
 def test_a_pipe_is_as_wide_as_a_shell_says(monkeypatch, columns, most):
     monkeypatch.setenv("COLUMNS", columns)
@@ -121,3 +162,20 @@ def test_what_is_measured_or_predicted_is_rounded_by_one_rule():
     study = ROOT / "study"
     found = {str(path.relative_to(study)) for path in study.rglob("*.py") if of_python.search(path.read_text())}
     assert found == NOT_ROUNDED
+
+
+@pytest.mark.parametrize(
+    ("cells", "shown"),
+    [
+        (["512 bytes", "16.1 GB", None], ["512 bytes", "  16.1 GB", "        -"]),
+        ([4.0, 11.25, float("inf")], ["    4", "11.25", "never"]),
+        (["3.4%", "12%", "19-22"], [" 3.4%", "  12%", "19-22"]),
+        (["0.19.8", "0.19"], ["0.19.8", "0.19"]),
+        (["1 x 16", "2 x 8"], ["1 x 16", "2 x 8"]),
+        (["2 ranks of 8", "2 GB"], ["2 ranks of 8", "2 GB"]),
+        ([True, False], ["yes", "no"]),
+    ],
+)
+def test_numbers_and_sizes_end_at_the_right_edge_and_words_begin_at_the_left(capsys, cells, shown):
+    text.show([{"name": "a", "value": cell} for cell in cells])
+    assert [line[6:].rstrip() for line in capsys.readouterr().out.splitlines()[1:]] == shown

@@ -19,6 +19,7 @@ from study.configs.sentences import sentences
 from study.configs.settings import descriptions
 from study.core.arms import NAMES, all_paths
 from study.core.errors import Stop
+from study.core.glossary import meanings
 from study.core.gpus import GPUS
 from study.core.library_defaults import known_libraries, paths
 from study.core.text import short
@@ -31,6 +32,7 @@ from study.predict.advise import FULL, MISS
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, headroom_bytes
 from study.records.collectives import RankLog
 from study.watch import hangs
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, table
 from tests.known.test_stack import answers
@@ -64,7 +66,7 @@ def test_no_text_has_a_brace_that_nothing_fills():
     assert "<half> weights" in shown["precision_by_default"]
 
 
-@pytest.mark.parametrize("id", EXPLAINED)
+@for_each("id", EXPLAINED)
 def test_grep_for_an_id_finds_its_sentence_its_rule_and_its_test(id, capsys):
     (answer,) = explain((f"[{id}]",))
     assert answer["table"].startswith("study/")
@@ -88,7 +90,7 @@ def test_the_thread_of_a_fault_that_nobody_here_has_filed_is_called_the_nearest(
     assert EXPLAINED["L-69"].kind == "documented difference of deepspeed", "it refuses Adafactor unless it is let in"
 
 
-@pytest.mark.parametrize("id", [id for id, row in rows().items() if "clue" in row])
+@for_each("id", [id for id, row in rows().items() if "clue" in row])
 def test_the_clue_of_a_cause_is_its_first_rule(id, capsys):
     (answer,) = explain((id,))
     file, _, line = answer["rules"][0].rpartition(":")
@@ -105,7 +107,7 @@ def test_no_rule_writes_a_sentence_of_its_own():
         assert not makes or str(path.relative_to(ROOT)) in MAKERS, path
 
 
-@pytest.mark.parametrize("id", TOLD["stack"])
+@for_each("id", TOLD["stack"])
 def test_a_fault_is_told_to_who_has_it(id, capsys):
     words = TOLD["stack"][id]
     found = answers(words)
@@ -145,7 +147,7 @@ def contradictions(words: str, groups: list[dict], folder: Path, capsys) -> list
 WITH_KEYS = [id for id in TOLD["stack"] if "keys" in named(id).conditions]
 
 
-@pytest.mark.parametrize("id", WITH_KEYS)
+@for_each("id", WITH_KEYS)
 def test_a_case_contradicts_no_key_of_its_fault(id, tmp_path, capsys):
     assert contradictions(TOLD["stack"][id], named(id).when["keys"], tmp_path, capsys) == [], "correct it in told.toml"
 
@@ -164,7 +166,7 @@ def test_faults_of_no_training_are_shown_elsewhere():
         assert where in (fault.script, *fault.adapters)
 
 
-@pytest.mark.parametrize("id", TOLD["diff"])
+@for_each("id", TOLD["diff"])
 def test_a_difference_that_matters_is_told(id, tmp_path, capsys):
     case = TOLD["diff"][id]
     for name, value in zip("ab", case["values"], strict=True):
@@ -267,11 +269,14 @@ def test_a_setting_is_explained_with_what_it_changes_and_with_the_default_of_its
     assert told > 10
 
 
-@pytest.mark.parametrize(("asked", "id"), [*((name, name) for name in all_paths()), ("stage 2 cpu", "zero2_cpu")])
+@for_each(("asked", "id"), [*((name, name) for name in all_paths()), ("stage 2 cpu", "zero2_cpu")])
 def test_an_arm_is_explained_by_its_name(asked, id, capsys):
     (row,) = explain((asked,))
     assert capsys.readouterr().out.startswith(f"{id}: {row['sentence'][:40]}")
     assert (row["id"], row["kind"]) == (id, "arm")
+
+
+RECOMPUTED = next(row for row in meanings() if row.startswith("recomputed, "))
 
 
 @pytest.mark.parametrize(
@@ -285,6 +290,17 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
         ("mixed precision", ["mixed precision"]),
         ("offload", ["offloading, offload, CPU offload, NVMe, ZeRO-Offload, ZeRO-Infinity"]),
         ("why is stage 2 smaller than stage 1", ["stage 2", "stage 1"]),
+        ("stage 2", ["stage 2"]),
+        ("zero stage 2", ["zero2"]),
+        ("ZeRO stage two", ["zero2"]),
+        ("stage three", ["stage 3"]),
+        ("gradient checkpointing", [RECOMPUTED]),
+        ("recomputation", [RECOMPUTED]),
+        ("sharding", ["divide, partition, shard"]),
+        ("all-gather", ["all-gather, gather"]),
+        ("QLoRA", ["LoRA, QLoRA, PEFT, adapter"]),
+        ("CUDA context", ["CUDA context"]),
+        ("pinned memory", ["host memory, pinned memory"]),
         ("What does an all-reduce do?", ["all-reduce"]),
         ("why is my loss nan?", ["loss-nan"]),
         ("second bucket", ["second_bucket"]),
@@ -331,6 +347,8 @@ def test_each_term_of_the_pages_for_learners_has_a_meaning():
 def test_what_nothing_explains_is_told_whole():
     with pytest.raises(Stop, match="no sentence has the id 'tensor slicing', and no word"):
         explain(("tensor", "slicing"))
+    with pytest.raises(Stop, match="no sentence has the id 'four'"):
+        explain(("stage", "four"))
     with pytest.raises(Stop, match=r"(?s)no sentence has the id 'stage 4', and no word.* did you mean 'stage'"):
         explain(("stage", "4"))
     with pytest.raises(Stop, match=r"(?s)no sentence has the id 'secondbucket'.* did you mean 'second_bucket'"):
@@ -370,7 +388,7 @@ def test_the_words_of_their_page_are_explained(capsys):
     assert "## 7. What no stage divides" in notebook, "which the row of activations names"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("asked", "row"),
     [
         ("gradient", "gradients"),
@@ -389,10 +407,7 @@ def test_the_words_of_their_page_are_explained(capsys):
         ("psi", "Ψ, psi, N_d, K"),
         ("communication volume", "volume, traffic, communication, communication volume"),
         ("stages", "ZeRO, stage"),
-        (
-            "recompute",
-            "recomputed, recomputing, checkpointing, activation checkpointing, gradient checkpointing, use_reentrant",
-        ),
+        ("recompute", RECOMPUTED),
         ("accumulate", "gradient accumulation"),
         ("checkpoints", "checkpoint"),  # and no key of DeepSpeed's
         ("optimizer", "optimizer, learning rate, scheduler"),  # and no cause of other losses
@@ -430,7 +445,7 @@ context_parallelism reference_model half_precision loss_scale gradient_norm forw
 """
 
 
-@pytest.mark.parametrize("asked", STUDENTS.split())
+@for_each("asked", STUDENTS.split())
 def test_what_a_student_meets_in_a_course_is_a_word(asked):
     """And no sentence of ours or key of a config that is called so."""
     assert {row["kind"] for row in explain((asked,))} == {"word"}
@@ -468,8 +483,8 @@ IDS = ["P1-1", "0-20", "L-69", "last-pass-only", "second_bucket", "zero2", "slow
 IDS += ["gradient_clipping", "zero_optimization.overlap_comm", "zero_optimization.zenflow"]
 
 
-@pytest.mark.parametrize("command", ["explain", "claims", "stack", "diagnose"])
-@pytest.mark.parametrize("id", IDS)
+@for_each("command", ["explain", "claims", "stack", "diagnose"])
+@for_each("id", IDS)
 def test_each_command_answers_an_id_or_names_the_one_that_does(command, id, monkeypatch, capsys):
     code = in_this_process(monkeypatch, f"{command} {id}")
     said = capsys.readouterr()

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from study.known.faults import Fault, table
 from study.known.stacks import UNSAID, Stack
 from study.known.which_apply import Applies, which_apply
+from tests.cases import for_each
 
 FAULTS = {fault.id: fault for fault in table().fault if fault.when}
 OTHER = "something else"  # that no condition wants
@@ -68,7 +68,7 @@ SAID = [(id, name) for id in FAULTS for name in FAULTS[id].conditions if name no
 KEYS = [(id, path) for id, number in GROUPS for path in FAULTS[id].conditions.get("keys", [{}])[number]]
 
 
-@pytest.mark.parametrize(("id", "group"), GROUPS)
+@for_each(("id", "group"), GROUPS)
 def test_a_training_that_has_all_conditions_has_the_fault(id, group):
     """Else what is not told below would say nothing."""
     fault = FAULTS[id]
@@ -78,7 +78,7 @@ def test_a_training_that_has_all_conditions_has_the_fault(id, group):
     assert found.answer == ("applies if" if found.why else "applies")
 
 
-@pytest.mark.parametrize(("id", "name"), SAID)
+@for_each(("id", "name"), SAID)
 def test_one_condition_that_is_otherwise_is_enough(id, name):
     fault = FAULTS[id]
     keys = keys_of(fault.conditions.get("keys", [{}])[0])
@@ -88,7 +88,7 @@ def test_one_condition_that_is_otherwise_is_enough(id, name):
         assert told(fault, said_of(fault) | {name: value}, keys, fault.until) is None, value
 
 
-@pytest.mark.parametrize(("id", "path"), KEYS)
+@for_each(("id", "path"), KEYS)
 def test_one_key_that_is_otherwise_is_enough(id, path):
     """In the groups that have it, and the other groups are not so."""
     fault = FAULTS[id]
@@ -103,7 +103,7 @@ def test_one_key_that_is_otherwise_is_enough(id, path):
             assert told(fault, said_of(fault), keys | {path: value}, fault.until) is None, value
 
 
-@pytest.mark.parametrize("id", FAULTS)
+@for_each("id", FAULTS)
 def test_a_release_that_was_tested_and_is_right_does_not_have_it(id):
     fault = FAULTS[id]
     keys = keys_of(fault.conditions.get("keys", [{}])[0])

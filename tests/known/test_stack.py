@@ -29,6 +29,7 @@ from study.known import which_apply as rules
 from study.known.faults import ANY, Fault, named, table
 from study.known.stacks import Flags, Stack
 from study.known.which_apply import which_apply
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python
 from tests.conftest import table as cases
@@ -55,7 +56,7 @@ def answers(words: str) -> dict[str, str]:
 BUGS = pd.read_csv(releases.COMMITTED.parent / "known/bugs.csv")
 
 
-@pytest.mark.parametrize("fault", table().fault, ids=lambda fault: fault.id)
+@for_each("fault", table().fault, ids=lambda fault: fault.id)
 def test_a_fault_rests_on_what_is_there(fault):
     """What can be told without the rest of the repository is told when the table is read."""
     script = f"reproductions/{fault.script}.py"
@@ -105,7 +106,7 @@ def table_with(fault: dict, folder: Path) -> Path:
     return folder / "faults.json"
 
 
-@pytest.mark.parametrize("name", WRONG)
+@for_each("name", WRONG)
 def test_a_wrong_fault_is_named_when_the_table_is_read(name, tmp_path, monkeypatch):
     wrong = WRONG[name]
     fault = fault_of_contributing() | wrong.get("fault", {})
@@ -246,7 +247,7 @@ def worse(fault: Fault, ids: set[str]) -> set[str]:
 WITH_REMEDY = [fault for fault in table().fault if fault.when]
 
 
-@pytest.mark.parametrize("fault", WITH_REMEDY, ids=lambda fault: fault.id)
+@for_each("fault", WITH_REMEDY, ids=lambda fault: fault.id)
 def test_no_remedy_brings_a_fault_that_is_as_silent(fault):
     bad = [release for release in known_releases(fault.package) if fault.has(release)]
     for facts in trainings(fault):
@@ -274,7 +275,7 @@ def test_no_remedy_of_a_trainer_is_wrong_under_another_engine():
 # --- which faults apply ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", STACKS["typed"])
+@for_each("words", STACKS["typed"])
 def test_what_is_typed_is_a_whole_question(words):
     """A trainer forces a setting, a release that was not asked is no answer, and a range is what may be in it."""
     (fault, answer), *others = STACKS["typed"][words].items()
@@ -330,7 +331,7 @@ PATTERNS = re.findall(
 EXAMPLES = [(name, each) for name, lines in PATTERNS for each in re.findall(r"\bas: +(.+)", lines)]
 
 
-@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+@for_each(("name", "example"), EXAMPLES)
 def test_each_line_of_a_pattern_reads_its_example(name, example):
     assert len(PATTERNS) == 7
     example = example.replace("\\n", "\n")
@@ -347,7 +348,7 @@ def test_a_list_may_come_through_a_pipe(monkeypatch):
     assert asked("- --stage 2 --passes 4")["first"].startswith("deepspeed 0.17.6, torch 2.10.0: 1 known fault applies")
 
 
-@pytest.mark.parametrize("text", STACKS["list"])
+@for_each("text", STACKS["list"])
 def test_a_release_is_read_from_lists_projects_locks_and_threads(text, tmp_path):
     (tmp_path / "list").write_text(text)
     for word in (str(tmp_path / "list"), text + "\n" * 300):  # in quotes: longer than a name can be
@@ -453,7 +454,7 @@ def test_a_precision_of_a_config_is_that_of_the_flag(name, config, precision, tm
     assert "counts, and not" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
+@for_each("row", STACKS["mentioned"], ids=lambda row: f"{row['fault']}-{row['answer'] or 'not'}")
 def test_what_a_config_does_not_mention_is_not_asked(row, tmp_path):
     (tmp_path / "config.json").write_text(row["config"])
     words = f"deepspeed=={row.get('deepspeed', '0.18.3')} transformers=={row.get('transformers', '5.23.0')}"
@@ -725,7 +726,7 @@ def test_a_fault_that_a_flag_alone_decides_names_it(capsys):
     assert "right in 0.19.2). [frozen-weights-stay] Are activations recomputed (--checkpointing)?" in printed
 
 
-@pytest.mark.parametrize("arm", arms.NAMES)
+@for_each("arm", arms.NAMES)
 def test_nothing_is_said_to_apply_to_the_arms_of_this_study(arm):
     """They train as DDP does, to which other tests hold them."""
     found = answers(f"--trainer own --config {ROOT}/accelerate_configs/{arm}.yaml")
@@ -795,7 +796,7 @@ def test_public_threads_get_their_faults(tmp_path):
     assert missing == []
 
 
-@pytest.mark.parametrize("row", STACKS["healthy"], ids=lambda row: row["at"])
+@for_each("row", STACKS["healthy"], ids=lambda row: row["at"])
 def test_nothing_is_said_to_apply_to_a_healthy_stack(row, tmp_path):
     assert "applies" not in replayed(row, tmp_path).values()
 

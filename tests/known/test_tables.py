@@ -15,6 +15,7 @@ from study.conform import suite
 from study.core.errors import Stop
 from study.core.files import from_toml
 from study.known import findings
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT
 
@@ -103,8 +104,8 @@ def test_a_pattern_that_is_no_regular_expression_is_named(name, key, refused):
     assert f"{place}.{key} is no regular expression of Python: missing )" in stop.what
 
 
-@pytest.mark.parametrize("name", ["FINDINGS", "HANGS", "TRACEBACKS", "SITUATIONS"])
-@pytest.mark.parametrize("evidence", ["TODO", "tbd", "https://example.com", "...", "", "n/a", "see FIXME"])
+@for_each("name", ["FINDINGS", "HANGS", "TRACEBACKS", "SITUATIONS"])
+@for_each("evidence", ["TODO", "tbd", "https://example.com", "...", "", "n/a", "see FIXME"])
 def test_a_placeholder_is_no_evidence(name, evidence, refused):
     place, stop = refused(name, lambda row: row.update(evidence=evidence))
     assert f"{place}.evidence must be what somebody can look up, and no placeholder" in stop.what

@@ -9,6 +9,7 @@ import tomllib
 
 import pytest
 
+from tests.cases import for_each
 from tests.conftest import ROOT, python
 
 REPRODUCTIONS = ROOT / "reproductions"
@@ -17,7 +18,7 @@ SCRIPTS = sorted(path for path in REPRODUCTIONS.glob("*.py") if path.stem != "as
 QUICK = ("zero2_estimator_of_host_memory",)  # no process group, nothing compiled
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@for_each("path", SCRIPTS, ids=lambda path: path.stem)
 def test_can_be_sent_to_the_maintainers(path):
     """It says what it needs, and has nothing of this project or of a machine."""
     header, text = re.fullmatch(r"# /// script\n((?:# .*\n)+)# ///\n(.*)", path.read_text(), re.DOTALL).groups()

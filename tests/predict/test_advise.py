@@ -325,10 +325,7 @@ def test_why_an_offloading_arm_is_chosen_before_a_faster_one():
     for others, more in ((rows[1:], ""), ([slower], "of the others that fit ")):
         tight = [replace(rows[0], peak_bytes=78e9), *others]
         words = in_words(Advice(MISTRAL, tuple(tight), best_of(tight), None))
-        assert (
-            f"Why: without offloading zero3 fits only just (73 of 80 GiB, and 1.5 GiB beside the reserve); {more}"
-            in words[-2]
-        )
+        assert f"Why: without offloading zero3 fits only just (72.6 of at most 74.1 GiB); {more}" in words[-2]
     only = replace(rows[0], peak_bytes=78e9)
     assert in_words(Advice(MISTRAL, (only,), only, None))[1].endswith("[fits_only_just]")
 
@@ -575,7 +572,7 @@ SIMPLEST = "the simplest of the next fastest"
         ),
         (("zero2", 2.0), ("zero3", 1.8), 1e9, f"{SIMPLEST}: 1.1 times as fast; zero2 is simpler."),
         (("zero2", 2.0), ("zero3", 2.01), 1e9, f"{SIMPLEST}: as fast."),
-        (("zero3", 3.0), ("zero2", 2.0), 78e9, "1.5 times as fast, but it fits only just (73 of 80 GiB, and 1.5 GiB"),
+        (("zero3", 3.0), ("zero2", 2.0), 78e9, "1.5 times as fast, but it fits only just (72.6 of at most 74.1 GiB)"),
         (("zero2_cpu", 2.0), ("zero3", 3.0), 1e9, "1.5 times as long, and without offloading, as published"),
     ],
 )
@@ -785,8 +782,8 @@ def test_only_just_never_comes_without_its_number():
     full = replace(fitting("zero2", 1.0, 60), driver_bytes=int(84e9))
     near = fitting("zero2", 1.0, 75)
     assert (full.is_tight, near.is_tight) == (True, True)
-    assert why_tight(full) == "nvidia-smi shows 78 of 80 GiB"
-    assert why_tight(near) == "70 of 80 GiB, and 4.3 GiB beside the reserve"
+    assert why_tight(full) == "nvidia-smi shows 78 of 80 GiB, full from 76.0 on"
+    assert why_tight(near) == "69.8 of at most 74.1 GiB"
 
 
 def test_what_keeps_all_on_the_gpus_is_the_alternative_of_an_arm_that_offloads(monkeypatch):

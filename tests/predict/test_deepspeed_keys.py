@@ -12,6 +12,7 @@ from study.predict import deepspeed_keys as keys
 from study.predict.architecture import named
 from study.predict.placement import Placement
 from study.predict.prediction import estimate
+from tests.cases import for_each
 from tests.predict.trainings import placed, training_of
 
 # By their value the arm is chosen, or they have options of their own.
@@ -70,14 +71,14 @@ def test_a_counted_key_changes_a_prediction(path):
     assert any(differ)
 
 
-@pytest.mark.parametrize("value", ["x", [1], -1, float("inf"), float("nan"), "perhaps", {"a": 1}, "1e400"])
-@pytest.mark.parametrize("path", keys.COUNTED)
+@for_each("value", ["x", [1], -1, float("inf"), float("nan"), "perhaps", {"a": 1}, "1e400"])
+@for_each("path", keys.COUNTED)
 def test_what_deepspeed_does_not_take_is_not_counted(path, value):
     config = section(path, value)
     assert (keys.counted(config, 0), keys.in_words(config, 3, is_arm=False)) == (DEFAULTS, [])
 
 
-@pytest.mark.parametrize("path", keys.NOT_COUNTED + keys.OF_AN_ARM)
+@for_each("path", keys.NOT_COUNTED + keys.OF_AN_ARM)
 def test_any_other_key_is_said_not_to_be_counted(path):
     of_section, _, key = path.rpartition(".")
     known = library_defaults("deepspeed").get(of_section, {})
@@ -119,8 +120,8 @@ def test_each_key_that_a_prediction_reads_is_counted_or_the_arms(name, monkeypat
     ]
 
 
-@pytest.mark.parametrize("path", keys.COUNTED)
-@pytest.mark.parametrize("name", OF_ZERO)
+@for_each("path", keys.COUNTED)
+@for_each("name", OF_ZERO)
 def test_what_a_config_leaves_out_is_deepspeeds_default(name, path):
     arm = load_arm(name)
     settled = keys.with_keys(arm, keys.counted({"zero_optimization": {"stage": arm.stage}}, 4096))

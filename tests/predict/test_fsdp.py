@@ -14,7 +14,6 @@ from study.predict.placement import Fsdp
 from study.predict.prediction import estimate
 from study.predict.trace.transformer import Transformer
 from tests.conftest import forked
-from tests.predict import fsdp1_adapters
 from tests.predict.families import config_of
 from tests.predict.trainings import training_of
 
@@ -66,6 +65,8 @@ def test_bytes_are_as_published(model, ranks, fsdp, precision, after_gb, peak_gb
 
 def test_reentrant_recomputation_under_fsdp1_keeps_the_inputs_of_frozen_layers(tmp_path):
     """A layer more is one input more, or two, as a real run of PEFT shows."""
+    from tests.predict import fsdp1_adapters  # here, and not in each worker of the tests: PEFT takes seconds
+
     script = forked(tmp_path, config=None, script="tests/predict/fsdp1_adapters.py", flags=())
     seen = json.loads(script.output.splitlines()[-1])
     adapters = {"lora_rank": fsdp1_adapters.RANK, "lora_targets": ("q_proj", "v_proj")}

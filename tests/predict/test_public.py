@@ -3,9 +3,8 @@
 import inspect
 import types
 
-import pytest
-
 from study import predict
+from tests.cases import for_each
 from tests.conftest import python
 
 ALONE = """
@@ -32,6 +31,6 @@ def undocumented(face: types.ModuleType, name: str) -> list[str]:
     return lacks
 
 
-@pytest.mark.parametrize("name", [name for name, each in vars(predict).items() if callable(each)])
+@for_each("name", [name for name, each in vars(predict).items() if callable(each)])
 def test_all_that_is_public_is_documented_and_typed(name):
     assert undocumented(predict, name) == []

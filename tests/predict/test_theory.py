@@ -10,6 +10,7 @@ from study.predict.engines import engine_of
 from study.predict.estimate import Estimate
 from study.predict.prediction import estimate
 from study.report.estimates import Needs
+from tests.cases import for_each
 from tests.conftest import DECODERS_ALONE, table
 from tests.predict.trainings import placed, training_of
 
@@ -92,7 +93,7 @@ def test_bytes_by_the_papers():
         assert {kind: size / 4 / model.parameters for kind, size in moved.items()} == pytest.approx(times, rel=0.02)
 
 
-@pytest.mark.parametrize("arm", FOR_BERT)
+@for_each("arm", FOR_BERT)
 def test_states_are_the_papers_and_deepspeeds_own_copy(arm):
     """bf16_cast after the step: weights, master and moments are P1's 2, 4 and 8 bytes, partitioned as it says."""
     ranks = 1 if arm == "single" else 8

@@ -178,7 +178,7 @@ def test_the_arms_start_from_a_copy_of_their_folder(tmp_path):
 
 def test_the_guide_names_the_page_of_pasted_texts_by_its_title():
     (title,) = re.findall(r'^ +"paste": "(.+?)"', (ROOT / "study/report/site.py").read_text(), re.MULTILINE)
-    assert f'In the built report the page "{title}" reads what you paste' in GUIDE
+    assert f'builds a report whose page "{title}" reads what you paste' in GUIDE
 
 
 def test_the_guide_answers_its_example_of_advice_as_the_command_does(capsys):

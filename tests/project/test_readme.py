@@ -549,7 +549,7 @@ def test_the_sizes_and_the_advice():
             )
         assert page[name][0] == f"{float(row[1]) + 1e-9:.1f} GB"
     assert (
-        f"README's figure has {ddp} GB for our DDP, {usual} of them these"
+        f"README's figure has {ddp} GB for our DDP. {usual} of them are these"
         in (ROOT / "notebooks/stages.ipynb").read_text()
     )
     first_page = (ROOT / "study/report/templates/index.html").read_text()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from study.core.arms import ROOT
+from tests.cases import for_each
 
 FOLDERS = (
     "*.md",
@@ -102,7 +103,7 @@ def strange(text: str) -> list[str]:
     return [found[0] for pattern in STRANGE.values() for found in re.finditer(pattern, plain, re.IGNORECASE)]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+@for_each("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_texts_for_people_have_the_words_of_the_field(path):
     assert [(word, text[:160]) for text in said(path) for word in strange(text)] == []
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from study.core.files import sentence
 from study.records import runs
 from study.records.schema import SCHEMA, Record
+from tests.cases import for_each
 from tests.conftest import ROOT
 from tests.shaped import changed, finished
 
@@ -59,7 +60,7 @@ def test_every_committed_record_is_read_and_says_the_same():
 MISTAKES = json.loads(Path(__file__).with_name("mistakes.json").read_text())
 
 
-@pytest.mark.parametrize(("changes", "words"), MISTAKES)
+@for_each(("changes", "words"), MISTAKES)
 def test_a_mistake_is_named(changes, words):
     with pytest.raises(ValidationError) as caught:
         Record.model_validate(changed(finished(), **changes))

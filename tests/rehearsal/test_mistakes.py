@@ -62,6 +62,10 @@ OWN = {
     'raise AttributeError("as a library says it")': False,
     'raise RuntimeError("as DDP says it")': False,
     "1 / 0": False,  # what the script gave may be wrong
+    "__import__('torch').nn.Linear(1, 1).no_such_name": True,  # torch's `__getattr__` raises it, and this line asks
+    "__import__('os').environ['NO_SUCH_NAME']": True,
+    "try:\n    None.x\nexcept AttributeError as error:\n    raise ValueError('as a library says it') from error": True,
+    "(lambda *args, **kwargs: getattr(*args, **kwargs))(None, 'x')": False,  # the script gave them
 }
 
 
@@ -69,13 +73,27 @@ OWN = {
 @pytest.mark.parametrize("folder", [Path(rehearsed.__file__).parent, Path("/somebodys")])
 def test_what_a_rehearsal_itself_breaks_is_not_said_of_the_users_gpus(line, is_own, folder, tmp_path):
     file = str(folder / "patches.py")
-    linecache.cache[file] = (len(line), None, [line], file)
+    linecache.cache[file] = (len(line), None, line.splitlines(keepends=True), file)
     with pytest.raises(Exception) as caught:
         exec(compile(line, file, "exec"), {})
     failure = run.failed(caught.value, Script(tmp_path / "train.py", {}))
     request = Request(script="train.py", words=[], ranks=4, ranks_per_machine=8, steps=2)
     is_said = "as it would on 4 GPUs" in rehearsals.ending(failure, request)
     assert is_said != (is_own and folder != Path("/somebodys"))
+    assert run.failed(caught.value, Script(folder / "train.py", {})).kind == "script"  # whose the line is
+
+
+ROWS = "class Rows:\n    def __getitem__(self, row):\n        return {}['no_such_column']\nrows = Rows()\n"
+
+
+def test_what_a_line_of_the_script_cannot_look_up_is_its_own_whoever_asks(tmp_path):
+    rows: dict = {}
+    exec(compile(ROWS, str(tmp_path / "train.py"), "exec"), rows)
+    asks = compile("rows[0]", str(Path(rehearsed.__file__).with_name("lengths.py")), "exec")
+    with pytest.raises(KeyError) as caught:
+        exec(asks, rows)
+    failure = run.failed(caught.value, Script(tmp_path / "train.py", {}))
+    assert (failure.kind, failure.where) == ("script", "train.py:3")
 
 
 @pytest.mark.parametrize(("line", "said"), [("{}['y']", "KeyError: 'y'"), ("assert 0", "AssertionError")])

@@ -4,6 +4,7 @@ import os
 import re
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from study.core.errors import Stop
 from study.records import store
 from study.rehearsal import start
 from study.rehearsal.alternatives import refuse_missing
+from study.rehearsal.moments import Moments
 from study.rehearsal.on_gpu import on_gpu
 from study.rehearsal.request import Answer, Moment, Request
 from study.rehearsal.start import apart
@@ -207,6 +209,24 @@ def test_an_evaluation_is_extrapolated_only_if_each_batch_leaves_more():
 ALL, MORE = [("allreduce", "a.py:1", 9)] * 2, [("allgather", "a.py:7", None)]
 
 
+class _Loader:
+    pass
+
+
+def test_batches_of_a_model_in_evaluation_mode_that_then_train_are_no_evaluation():
+    """As `from_pretrained` leaves a model: of its first micro-batches that is not known before the update."""
+    moments = Moments(Request("t.py", [], 1, 8, 2), SimpleNamespace(log=[], total=0, peak=0))  # type: ignore[arg-type]
+    trains, evaluates = _Loader(), _Loader()
+    for loader, updates in ((trains, True), (evaluates, False)):
+        for _ in range(3):
+            moments.begin_batch(loader)
+            moments.called(trains=False)
+        if updates:
+            moments.updated()
+        moments.begin_batch(loader)
+    assert [each.loader for each in moments.done] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "cut", "hangs"),
     [
@@ -226,11 +246,8 @@ def test_ranks_part_if_one_calls_what_the_other_does_not(first, second, cut, han
     if found:
         assert found.where == "a.py:7"
         calls = 0 if MORE[0] in first else 1
-        other = (
-            "rank 1 comes to allreduce of 9 elements at a.py:1"
-            if first == ALL + MORE + ALL
-            else "the other rank has ended"
-        )
+        comes = "rank 1 comes to allreduce of 9 elements at a.py:1"
+        other = comes if first == ALL + MORE + ALL else "the other rank has ended"
         assert found.message == f"rank {calls} calls allgather there, and {other}"
 
 

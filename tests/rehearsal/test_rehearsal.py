@@ -33,11 +33,9 @@ def rehearsed(script, *options, ranks: int = 2) -> dict:
     assert done.returncode in (0, 1), done.stdout + done.stderr
     answer = json.loads(done.stdout)
     assert answer["error"] is None, done.stdout + done.stderr
-    assert (
-        answer["fine"]
-        == (done.returncode == 0)
-        == (not answer["faults"] and not answer["remarks"] and all(each["may_be"] for each in answer["findings"]))
-    )
+    told = [*answer["findings"], *answer["contradictions"]]
+    is_fine = not answer["faults"] and not answer["remarks"] and all(each["may_be"] for each in told)
+    assert answer["fine"] == (done.returncode == 0) == is_fine
     return answer
 
 
@@ -207,6 +205,35 @@ def test_graphs_in_one_tensor_and_a_step_that_looks_ahead_are_no_mistakes(writte
     """The nodes of a batch are more than the data set's rows. Both passes of a step, as SAM's, read one batch."""
     answer = rehearsed(written(LOOKS_AHEAD), ranks=4)
     assert (answer["fine"], [each["id"] for each in answer["findings"]]) == (True, ["cleared_on_purpose"])
+
+
+OTHERWISE = """
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator({})
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+loader = DataLoader(TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,))), batch_size=4)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for x, y in loader:
+    with accelerator.accumulate(model):
+        accelerator.backward(torch.nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("given", "told"), [("gradient_accumulation_steps=4", ["accumulation_of_launcher"]), ("", [])])
+def test_what_the_launcher_says_otherwise_is_no_fine_answer(given, told, tmp_path):
+    """Its exit code is that of `study stack`, which tells the same."""
+    script, config = tmp_path / "script.py", tmp_path / "acc.yaml"
+    script.write_text(OTHERWISE.format(given))
+    section = "{zero_stage: 2, gradient_accumulation_steps: 2, gradient_clipping: 1.0}"
+    config.write_text(f"distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {section}\n")
+    answer = rehearsed(script, f"--config_file={config}")
+    assert [each["id"] for each in answer["contradictions"]] == told
 
 
 WITHOUT_A_LOADER = """

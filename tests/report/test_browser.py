@@ -152,6 +152,10 @@ def test_what_a_reader_does_on_a_page(show):
     assert up[0] == down[-1] != up[-1]
     opened.get(opened.current_url.replace("index.html", "claims.html#P1-17"))
     assert opened.execute_script("return document.querySelector(':target').textContent").startswith("\nP1-17")
+    numbers = opened.execute_script(
+        "return [...document.querySelectorAll('td.number')].map((cell) => cell.textContent)"
+    )
+    assert {text.rpartition(" ")[2] for text in numbers} > {"%", "GB"}, "with a unit, too, at the right edge"
 
 
 def test_claims_are_chosen(show):
@@ -212,6 +216,8 @@ WORDS = (
     *("ZeRO paper", "the FSDP paper", "ZeRO++ paper", "first article"),
     *("activ", "activation", "activations", "checkpoint", "offload", "offloading", "batches", "quantiz"),
     *("quantize", "quantization", "checkpoints", "8-bit", "Table 1", "trillion", "optimization"),
+    *('"stage 3"', '"stage 3" sends', 'offload "stage 3"', "“model states”", "stage 3 holds", "each rank holds"),
+    *("holds", "open", "does not hold", '"does not hold"', "Refuted", "holds only if", "open bandwidth", "P1 open"),
 )
 
 
@@ -227,7 +233,9 @@ def test_the_page_finds_what_the_command_finds(show):
         form.dispatchEvent(new Event("input"));
         const all = [...document.querySelectorAll("[data-document] .claims > li")];
         const shown = all.filter((card) => card.offsetParent);
-        const told = arguments[0] ? found([...document.querySelectorAll(".asides > li")], arguments[0], false) : [];
+        const [verdicts, words] = verdictsApart(all, wordsOf(arguments[0]));
+        const asides = verdicts.length ? [] : [...document.querySelectorAll(".asides > li")];
+        const told = found(asides, words, false);
         return [shown.map((card) => card.id), told.map((aside) => aside.textContent)];"""
     for words in WORDS:
         try:
@@ -291,6 +299,8 @@ def test_on_a_phone_commands_wrap_python_scrolls_and_only_a_table_of_many_column
         found |= {tuple(each) for each in opened.execute_script(tables)}
     assert found == {(False, False), (True, False), (True, True)}
     opened = show("by_hand", 390)
+    line = "return getComputedStyle(document.querySelector('pre > code > span:first-child')).textIndent"
+    assert opened.execute_script(line).startswith("-"), "what does not fit of a line is indented"
     scrolls = """for (const fold of document.querySelectorAll("details")) fold.open = true;
         return [...document.querySelectorAll(".highlight pre")].some((each) => each.scrollWidth > each.clientWidth);"""
     assert opened.execute_script(scrolls)

@@ -142,7 +142,7 @@ def test_a_note_explains_what_its_figure_has_and_nothing_else(topic, folder, arm
         assert (topic, folder) == (losses, "at_scale"), "virtual ranks have no loss"
         return
     figure = topic.figure(rows[rows["group"] == rows["group"].iloc[0]])
-    note = figure.get_supxlabel().replace("\n", " ")
+    note = figure.legends[0].get_title().get_text().replace("\n", " ")
     drawn = drawn_kinds(figure)
     assert {words: words in note for words in drawn} == drawn
 

@@ -364,7 +364,9 @@ def test_ratios_of_time_are_the_least_and_the_most_of_the_arms_that_are_named(ta
     stage_1 = ratios(tables[:3], "ddp", ["zero1"])
     words = f"stage 1 took {min(stage_1):.1f} to {max(stage_1):.1f} times DDP's seconds"
     assert f"{words}, stage 2 {least[0]} to {most[0]}, and stage 3 {least[1]} to {most[1]}." in time
-    assert said["known"].startswith("GPT-2 medium on an H200, two pairs, small buckets, busy hosts; higher on an H100;")
+    assert said["known"].startswith(
+        "GPT-2 medium on an H200, two pairs of runs, small buckets, busy hosts; higher on an H100;"
+    )
     of_h100 = (ratios(tables[3:], "ddp", [arm])[0] for arm in ("zero2", "zero3"))
     assert all(ratio > max(pair) for ratio, pair in zip(of_h100, (stage_2, stage_3), strict=True))
     bert = [table.query("model == 'bert-large' and precision == 'fp32' and micro_batch == 8") for table in tables[:3]]

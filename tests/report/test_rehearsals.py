@@ -199,6 +199,15 @@ def test_a_rehearsal_remarks_what_diagnose_reads_in_the_script(ranks, seen, line
     assert [*rehearsals.in_script(request, Observed(**seen), ids)] == []
 
 
+def test_a_division_that_the_steps_have_shown_is_told_once(tmp_path):
+    script = tmp_path / "train.py"
+    lines = "    loss = f(rows) / engine.gradient_accumulation_steps()\n    engine.backward(loss)\n    engine.step()\n"
+    script.write_text(f"engine, *_ = deepspeed.initialize(model=model)\nfor rows in loader:\n{lines}")
+    request = Request(str(script), [], 4, 4, 2)
+    for found, ids in (((), ["divided_again"]), (["loss_divided_twice"], [])):
+        assert [id for id, _ in rehearsals.in_script(request, Observed(stage=2), found)] == ids
+
+
 def test_adapters_and_offloading_are_decided_too():
     seen = Observed(parameters=1000, trained_parameters=10, offload_optimizer="cpu", offload_param="none")
     assert rehearsals.training(seen) == ["10 of 1,000 parameters train"]

@@ -28,6 +28,7 @@ from study.report import site as report
 from study.report.notebook import Book
 from study.report.stacks import PACKAGES
 from study.report.tables import as_html, cell, heading, no_formula
+from tests.cases import for_each
 from tests.conftest import ROOT, table
 from tests.shaped import failed, finished, put
 
@@ -204,7 +205,7 @@ def test_a_closed_card_shows_its_verdict_with_one_sentence_and_one_number(site):
         closed, fold = cards[each.id]
         shown = [words.strip() for words in re.split("<.*?>", closed.partition(">")[2])]
         certainty = each.certainty and f"certainty: {each.certainty}"
-        wanted = (certainty, each.not_judged and "in part", each.answer, each.numbers and f"{each.numbers}.")
+        wanted = (certainty, each.not_judged and "judged in part", each.answer, each.numbers and f"{each.numbers}.")
         assert [*filter(None, shown)] == [each.id, each.verdict, *filter(None, wanted)]
         assert all(words in fold for words in (each.quote, each.found, each.condition or ""))
 
@@ -359,7 +360,7 @@ KEPT |= {f".requested.{name}" for name in ("task", "init", "precision", "attenti
 REDACTED = [*STRANGERS["cut"].items(), *((text, text) for text in STRANGERS["stays"]["texts"])]
 
 
-@pytest.mark.parametrize(("told", "expected"), REDACTED)
+@for_each(("told", "expected"), REDACTED)
 def test_what_tells_of_a_machine_or_its_user_is_taken_out(told, expected):
     assert redact(told) == expected
 

@@ -10,6 +10,7 @@ from study.core.arms import NAMES
 from study.core.errors import Stop
 from study.core.settings import TrainerFlags
 from study.sweeps import protocol
+from tests.cases import for_each
 from tests.conftest import DECODERS_ALONE, ROOT, table
 
 MISTAKEN = table("sweeps/mistaken.toml")
@@ -36,7 +37,7 @@ def test_a_name_tells_what_a_cell_asks_for(tmp_path):
     assert len({*names, *other}) == 2 * len(names)
 
 
-@pytest.mark.parametrize(("before", "after", "words"), MISTAKEN["mistakes"])
+@for_each(("before", "after", "words"), MISTAKEN["mistakes"])
 def test_a_mistake_is_named_with_file_key_and_remedy(before, after, words, tmp_path):
     """In a protocol, of which `after` stands in the place of `before`, or at the end."""
     assert before in PART
@@ -72,7 +73,7 @@ def test_what_was_run_keeps_its_cells_name(name):
 UNPUBLISHED = ("smoke", "scoreboard", "optimizers", "at_scale", "predictions", "cuda_only", "windows", "lora")
 
 
-@pytest.mark.parametrize("name", protocol.names())
+@for_each("name", protocol.names())
 def test_every_protocol_expands_and_tiny_has_the_structure_of_paper(name):
     """The same parts, arms and axes; only smaller."""
     read = protocol.read(name)

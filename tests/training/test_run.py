@@ -3,12 +3,11 @@
 import itertools
 import types
 
-import pytest
-
 from study.core.settings import TrainerFlags
 from study.records import store
 from study.records.sections import Loss
 from study.training.run import windows
+from tests.cases import for_each
 from tests.conftest import ranks_of
 
 # One of two ranks: the second finds a fault, and is slow to write it down while the first keeps what is known.
@@ -64,9 +63,9 @@ def a_run(steps: int, **settings):
     return types.SimpleNamespace(settings=settings, data=data, rows_taken_per_step=7, steps=steps, heartbeat=heartbeat)
 
 
-@pytest.mark.parametrize("warmup_steps", [1, 10, 13])
-@pytest.mark.parametrize("log_every", [3, 10])
-@pytest.mark.parametrize("eval_every", [None, 4, 10])
+@for_each("warmup_steps", [1, 10, 13])
+@for_each("log_every", [3, 10])
+@for_each("eval_every", [None, 4, 10])
 def test_windows_end_where_something_is_due(warmup_steps, log_every, eval_every):
     """The same as by a set of every edge."""
     run = a_run(30, warmup_steps=warmup_steps, log_every=log_every, eval_every=eval_every)

@@ -4,7 +4,6 @@ import warnings
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from study.core.arms import NAMES, all_paths, read
 from study.core.settings import TrainerFlags
@@ -199,6 +198,8 @@ def test_a_record_has_what_the_environment_sets_of_the_allocator(name, monkeypat
 
 
 def test_what_is_read_back_asks_transformers_for_nothing_that_it_deprecates():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1))
     model.gradient_checkpointing_enable()
     optimizer = torch.optim.AdamW(model.parameters())

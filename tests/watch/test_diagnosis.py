@@ -11,6 +11,7 @@ from study.known.findings import Finding, ordered, texts
 from study.records import store
 from study.records.schema import Record
 from study.watch.about import judge
+from tests.cases import for_each
 from tests.conftest import forked, table
 from tests.shaped import changed, finished, put
 
@@ -29,8 +30,8 @@ DEEPSPEEDS = {name for names in known_libraries()["deepspeed"]["sections"].value
 OF_DEEPSPEED = re.compile(rf"(?<![\w.])(?:{'|'.join(DEEPSPEEDS - {'gradient_accumulation_steps'})}|stage3_\w+)\b")
 
 
-@pytest.mark.parametrize("wrapper", ["DistributedDataParallel", "FullyShardedDataParallel"])
-@pytest.mark.parametrize("case", PLANTED, ids=[case["finding"] for case in PLANTED])
+@for_each("wrapper", ["DistributedDataParallel", "FullyShardedDataParallel"])
+@for_each("case", PLANTED, ids=[case["finding"] for case in PLANTED])
 def test_no_remedy_names_a_key_of_deepspeed_where_it_does_not_train(case, wrapper):
     """Whatever else is wrong: what only says that DeepSpeed trains, or should, is left as it is."""
     ddp = store.load(RUNS / RECORDS["ddp"]).model_dump(mode="json", by_alias=True)
@@ -40,7 +41,7 @@ def test_no_remedy_names_a_key_of_deepspeed_where_it_does_not_train(case, wrappe
     assert [each.id for each in judged if OF_DEEPSPEED.search(each.remedy or "")] == []
 
 
-@pytest.mark.parametrize("case", PLANTED, ids=[case["finding"] for case in PLANTED])
+@for_each("case", PLANTED, ids=[case["finding"] for case in PLANTED])
 def test_a_planted_mistake_is_found_and_its_record_without_it_is_clean(case):
     """Each rank has the same peak, in MB, and moves the same bytes."""
     right = store.load(RUNS / RECORDS[case["record"]])

@@ -9,6 +9,7 @@ import pytest
 from study.records.schema import Record
 from study.watch import costs, dynamics, mistakes, trends
 from study.watch.facts import Facts, Unknown
+from tests.cases import for_each
 from tests.watch.test_steps import table
 
 # A run of two ranks, with 1000 parameters in fp32: 4000 bytes of weights.
@@ -162,7 +163,7 @@ OF_RECORDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("id", "rule", "begins", "beside"), OF_RECORDS)
+@for_each(("id", "rule", "begins", "beside"), OF_RECORDS)
 def test_a_rule_of_records_begins_where_it_says(id, rule, begins, beside):
     assert names(rule, begins) == [id]
     assert id not in names(rule, begins | beside)
@@ -248,7 +249,7 @@ def found(*columns: dict, steps: int = 100) -> list[str]:
     return [each.id for each in dynamics.findings(tables) + trends.findings(tables)]
 
 
-@pytest.mark.parametrize(("id", "begins", "beside"), OF_STEPS)
+@for_each(("id", "begins", "beside"), OF_STEPS)
 def test_a_rule_of_steps_begins_where_it_says(id, begins, beside):
     assert id in found(*begins)
     assert id not in found(*begins[:-1], beside)

@@ -2,10 +2,9 @@
 
 from types import SimpleNamespace
 
-import pytest
-
 from study.records.sections import Targets
 from study.watch import entered
+from tests.cases import for_each
 
 
 def said(rule, **counts) -> list[tuple[str, dict]]:
@@ -46,7 +45,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rule", "counts", "less", "id", "values"), CASES)
+@for_each(("rule", "counts", "less", "id", "values"), CASES)
 def test_a_rule_begins_where_it_says(rule, counts, less, id, values):
     assert said(rule, **counts) == [(id, values)]
     assert said(rule, **counts | less) == []

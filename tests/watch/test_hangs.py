@@ -23,6 +23,7 @@ from study.records import collectives, store
 from study.records.collectives import LoggedCall, RankLog
 from study.training.launch import ranks_that_died
 from study.watch.hangs import causes, dumps, hangs, state
+from tests.cases import for_each
 from tests.conftest import ROOT, ranks_of, table
 
 # PyTorch is imported once; the ranks are forked.
@@ -119,7 +120,7 @@ def log(text: str, ranks: int = 2, groups: dict | None = None) -> RankLog:
     return RankLog(rank=int(rank), ranks=ranks, groups=groups or {}, **fields)
 
 
-@pytest.mark.parametrize("case", table("watch/hang_cases.toml")["case"])
+@for_each("case", table("watch/hang_cases.toml")["case"])
 def test_what_is_said_of_ranks(case):
     ranks = case.get("ranks", len(case["logs"]))
     groups = case.get("groups", {"0": [*range(ranks)], "pair": [0, 1]})

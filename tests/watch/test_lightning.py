@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from study.core.errors import Stop
 from study.records import store
 from study.watch.about import about
-from tests.watch import field
 
 
 def imported(monkeypatch, name: str | None):
@@ -58,6 +57,8 @@ def test_a_training_of_lightning_leaves_a_record(tmp_path, monkeypatch, name, er
 
 def test_what_enters_the_loss_is_read_where_only_training_step_is_called(tmp_path, monkeypatch):
     """Its modules are around somebody's model, whose forward pass a watch does not follow."""
+    from tests.watch import field  # here, and not in each worker of the tests: the Trainer takes seconds
+
     callback = imported(monkeypatch, "lightning")(tmp_path / "mine")
     module = torch.nn.ModuleDict({"model": field.gpt2()})
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)

@@ -165,13 +165,16 @@ def _most_of_size(sizes: dict[str, str]) -> int:
     return LIKELY - 1 if is_open else PROOF
 
 
-def clues(error: OomError) -> Iterator[Reason]:
-    """Yield what the traceback names, or the lines above the error: functions, or what a log says of its phase."""
+@functools.lru_cache(maxsize=1)  # one answer asks ten times
+def clues(error: OomError) -> tuple[Reason, ...]:
+    """Return what the traceback names, or the lines above the error: functions, or what a log says of its phase."""
+    found = []
     # `last`: so many frames are searched; 0: all.
     for id, row in rows().items():
         text = "".join(error.frames[-row.get("last", 0) :])
         if named := [*re.finditer(row.get("clue", "(?!)"), text)]:
-            yield Reason(id, CLUE, f"the text names {_marked(named[-1], error.context)}")
+            found.append(Reason(id, CLUE, f"the text names {_marked(named[-1], error.context)}"))
+    return tuple(found)
 
 
 def _marked(clue: re.Match[str], context: str) -> str:
@@ -197,6 +200,11 @@ def backward_begins(error: OomError) -> bool:
 def in_a_step(error: OomError) -> bool:
     """Whether the traceback names nothing that is done between the steps of a training."""
     return BETWEEN_STEPS.keys().isdisjoint(hinted_causes(error))
+
+
+def in_evaluation(error: OomError) -> bool:
+    """Whether the traceback, or the log, names an evaluation: it keeps no activations that recomputing would spare."""
+    return "oom-evaluation" in hinted_causes(error)
 
 
 def in_a_pass(error: OomError) -> bool:

@@ -12,11 +12,12 @@ from study.configs.oom.causes import (
     Cause,
     hinted_causes,
     in_a_step,
+    in_evaluation,
     makes_moments,
     others_hold_a_part,
     rows,
 )
-from study.configs.oom.changes import BESIDE, Change, several_changes, that_help
+from study.configs.oom.changes import BESIDE, TOKENS, Change, several_changes, that_help
 from study.configs.oom.excess import Excess, although_it_fits, as_a_second_model, helps_in_one_piece
 from study.configs.oom.explain import FILLING, ranks_that_share, steps_ran
 from study.configs.oom.reading import OomError
@@ -52,7 +53,7 @@ MADE_IN = {
     "oom-optimizer": "update",
 }
 FITS = {"yes": "That fits", "only just": "That only just fits", "no": "That does not fit"}
-JUST = f"Only just: less than {MISSED:.0%} of the peak would be left, or nvidia-smi would show the GPU as full."
+JUST = f"Only just: less than {MISSED:.0%} of the peak would be left, or nvidia-smi would show the GPU as full; "
 RAN = "That does not fit, but steps ran here: they needed less, or this batch is larger."
 UNKNOWN = "No change can be said to fit before that is known."
 
@@ -90,8 +91,9 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
     except Stop as stop:  # an arm whose memory is not predicted, or what is traced where PyTorch is missing
         return WhatFits(f"Not predicted: {stop.sentence}")
     card = like(GPUS[gpu_named("H100")], total_bytes, None)  # memory depends on no more than its size
-    if cause.id in BETWEEN_STEPS and (fitting := _steps_that_fit(card, training, model)):
-        return WhatFits(f"{fitting}; the rest is {BETWEEN_STEPS[cause.id]}.")
+    between = "oom-evaluation" if in_evaluation(error) else cause.id
+    if between in BETWEEN_STEPS and (fitting := _steps_that_fit(card, training, model)):
+        return WhatFits(f"{fitting}; the rest is {BETWEEN_STEPS[between]}.")
     gpu = f"{binary_size(total_bytes, 4)} ({size(total_bytes)})"  # with the digits of the message
     beside = f" beside an engine's {binary_size(error.engine, 4)}" if error.engine else ""
     has = f"this GPU has {gpu}{beside}, less {binary_size(reserve_bytes(card))} for context and fragmentation"
@@ -113,7 +115,8 @@ def predicted(error: OomError, training: KnownTraining, cause: Cause) -> WhatFit
         return WhatFits(f"{needs} {which}", may_fit, is_too_large=True, differs=differs)
     if is_of_next_run:
         return WhatFits(f"{needs} That fits: a loss in pieces never makes the whole logits, of which the message is.")
-    words = f"{needs} {FITS[fit]}{although_it_fits(error, training, model, excess)}"
+    just = f" ({binary_size(needs_bytes)} of {_most(card)})" if fit == "only just" else ""
+    words = f"{needs} {FITS[fit]}{just}{although_it_fits(error, training, model, excess)}"
     if is_beside and not ranks_that_share(error, training):
         return _with_excess(error, training, cause, card, excess, words)
     if fit == "yes" or excess.where == "outside" or not is_as_given:
@@ -176,7 +179,7 @@ def with_activations_first(error: OomError, training: KnownTraining, causes: lis
     """Return causes with the activations first, if they fill the GPU where a passing tensor was asked for last."""
     total_bytes = error.total or training.gpu_bytes
     is_said = total_bytes and training.model and not training.missing and training.described.checkpointing is not None
-    if not is_said or named(causes).id not in PASSING:
+    if not is_said or named(causes).id not in PASSING or in_evaluation(error):
         return causes
     with contextlib.suppress(Stop):
         memory = training.memory()
@@ -230,6 +233,8 @@ def _which_fit(
     if refuted := next((each for each in training.conflicts if each.by_numbers), None):
         return f"The log shows something else: {typed(refuted.name, refuted.at_work)} predicts that. {UNKNOWN}", None
     changes = that_help(cause, training.described, training.model)
+    if in_evaluation(error):  # whose batch and loss are its own, and which recomputes nothing
+        changes = [change for change in changes if not change.shrinks <= TOKENS]
     if more_bytes and helps_in_one_piece(error, training):  # it costs nothing
         changes = [Change(IN_ONE_PIECE, training.described, frozenset()), *changes]
     fitting, untried, may_fit = _tried(card, training, cause, changes, more_bytes)
@@ -245,11 +250,15 @@ def _which_fit(
     times = "" if more_bytes else " `study advise` predicts how long their steps take."
     is_marked = any(words.endswith("*") for words in fitting)
     legend = f" (* shrinks the {' or '.join(cause.part_of)})" if is_marked else ""
-    why = f" {JUST}" if any("only just)" in words for words in fitting) else ""
+    why = f" {JUST}{_most(card)} may be taken." if any("only just)" in words for words in fitting) else ""
     each = "Each"
     if others_hold_a_part(error, card.memory_bytes):
         each = f"Without the {binary_size(error.outside)} outside PyTorch, each"
     return f"{each} of these would fit, the mildest first{legend}: {'; '.join(fitting)}.{why}{untried}{times}", may_fit
+
+
+def _most(card: Gpu) -> str:
+    return f"at most {binary_size(card.memory_bytes - reserve_bytes(card))}"
 
 
 def _tried(
@@ -289,7 +298,7 @@ def _fits(card: Gpu, prediction: Prediction, more_bytes: int = 0) -> Literal["ye
 
 
 def _assumed(training: KnownTraining, model: Transformer) -> str:
-    rows = number_of(training.rows, f"sequences of {training.sequence or default_sequence(model):,} tokens")
+    rows = model.rows_in_words(training.rows, training.sequence or default_sequence(model))
     assumed = f"Predicted with {rows} per micro-batch"
     if training.described.checkpointing is None:
         return assumed

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from study.configs.oom.causes import HINT, SIZE_FITS, UNUSED_SHARE, Cause
+from study.configs.oom.causes import HINT, SIZE_FITS, UNUSED_SHARE, Cause, in_evaluation, rows
 from study.configs.oom.changes import BESIDE, IN_PIECES, RECOMPUTED, TOKENS, Change
 from study.configs.oom.explain import IN_FP32, steps_ran
 from study.configs.oom.fitting import WhatFits, named, predicted
@@ -23,6 +23,7 @@ NOT_AT_WORK = (
     "find out why the loss in pieces was not at work in that run, which made whole logits: its kernel was not there or "
     "not applied to this model, or the log is older than what switches it on"
 )
+OF_A_PASS = ("oom-logits", "oom-padded", "oom-activations")  # causes of which an evaluation keeps nothing for later
 ENOUGH = 0.5  # of what is unused, in pieces: so much of it may come together
 # By what a text may have in use: the change that a remedy may name.
 ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}
@@ -58,6 +59,8 @@ def with_remedies(
         remedy = in_accord(cause, which.may_fit if cause is of_tensor else None, told)
         if _lacked_pieces(error, training, cause):
             remedy = NOT_AT_WORK
+        if cause.id in OF_A_PASS and in_evaluation(error):
+            remedy = in_its_words(rows()["oom-evaluation"]["remedy"], told.said)
         if cause is causes[0]:
             remedy = _in_one_piece_first(error, training, causes, which) + remedy
         fitted.append(replace(cause, remedy=remedy))

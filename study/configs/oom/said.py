@@ -86,6 +86,11 @@ REFERENCE = re.compile(
     r"|\btrl[./](?:scripts|trainer)[./](?:dpo|kto)(?:_trainer)?\b"
     r"|^[ \t]*(?:stage|rl|rlhf_type): *(?:dpo|kto)\b|--(?:stage|rlhf_type)[ =](?:dpo|kto)\b"
 )
+# Trainers by rewards load one unless beta is 0, which is the default of GRPO (trl 1.16.0, grpo_trainer.py:984).
+BY_REWARDS = re.compile(
+    r"\b(?:GRPO|RLOO)Trainer\(|\btrl (?:grpo|rloo)\b|\btrl[./](?:scripts|trainer)[./](?:grpo|rloo)(?:_trainer)?\b"
+)
+HAS_BETA = re.compile(r"\bbeta[\"']?\s*[=: ]\s*(?:0?\.0*[1-9]|[1-9])")
 NO_REFERENCE = re.compile(r"\bprecompute_ref_log_probs[\"']?\s*[=: ]\s*[Tt]rue\b")  # a given one stays
 GIVEN_REFERENCE = re.compile(r"[(,]\s*ref_model\s*=\s*(?!None\b)\w")
 # The first that a script loads, as most load the one that they train.
@@ -157,7 +162,8 @@ def stated(pasted: Pasted) -> dict[str, Any]:
     said[IN_ONE_PIECE] = advised(IN_ONE_PIECE, pasted) != IN_ONE_PIECE or None
     said["ruled_out"] = {name for name, words in RULED_OUT.items() if re.search(words, text)} or None
     is_precomputed = NO_REFERENCE.search(text) and not GIVEN_REFERENCE.search(text)
-    said["reference"] = (bool(REFERENCE.search(text)) and not is_precomputed) or None
+    is_by_rewards = BY_REWARDS.search(text) and HAS_BETA.search(text)
+    said["reference"] = bool((REFERENCE.search(text) and not is_precomputed) or is_by_rewards) or None
     trained = TRAINED_MODEL.search(text)
     said["trained_model"] = trained[1].strip(" \t,") if trained else None
     said["other_models"] = [each[1].strip(" \t,") for each in SECOND_MODEL.finditer(text)] or None

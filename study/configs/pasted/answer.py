@@ -8,7 +8,6 @@ from textwrap import shorten
 from types import MappingProxyType
 from typing import Literal
 
-from study.configs.code import parsed
 from study.configs.oom.reading import OomError
 from study.configs.pasted import (
     course,
@@ -44,6 +43,7 @@ from study.configs.pasted.told import foreign_layer, printed_shapes, told
 from study.configs.pasted.tracebacks import Seen, sign
 from study.configs.pasted.two_releases import came_between
 from study.configs.pasted.words import only, sentences
+from study.configs.syntax import parsed
 from study.core.shapes import models
 from study.core.text import number_of
 from study.known.faults import named
@@ -177,8 +177,9 @@ def _hanging(pasted: Pasted, scripts: Mapping[Path, str]) -> Iterator[Seen]:
 def _shown(pasted: Pasted, error: OomError | None, by_text: ByText) -> list[Seen]:
     """Return what the text shows: messages, who waits for whom, and what the lines of a trainer say."""
     errors = [_in_its_release(each, pasted) for each in tracebacks.errors(pasted.text)]
-    if pasted.last_error:  # what follows, and is no error itself, says less
-        errors = [each for each in errors if not each.follows or ERROR.search(each.line)]
+    if pasted.last_error:  # what follows says less, unless it is that error
+        is_last = tracebacks.follows(pasted.last_error)
+        errors = [each for each in errors if not each.follows or (is_last and ERROR.search(each.line))]
     is_fsdp = str(pasted.said.get("stage")).startswith("FSDP")
     if is_fsdp and not errors and (foreign := foreign_layer(pasted.text)):
         errors = [_not_in_the_model(pasted, *foreign)]
@@ -384,6 +385,17 @@ def _is_known(pasted: Pasted, found: list[Seen]) -> bool:
     return bool(is_symptom or pasted.apart or is_found)
 
 
+def _stops(text: str) -> str:
+    """Return at which step of its longest bar a log stops. Empty: it has no bar, or reaches its end."""
+    bars = [(int(bar[2]), int(bar[1])) for bar in resumed.OF_STEPS.finditer(text)]
+    total = max((total for total, _ in bars), default=0)
+    steps = [step for of, step in bars if of == total]
+    if not steps or total in steps or re.search("train_runtime|KeyboardInterrupt", text):
+        return ""
+    at = f"The log stops at step {steps[-1]} of {total} ({steps[-1] / total:.0%}) and shows no error"
+    return f"{at}. If the training has ended, the scheduler's log, dmesg or another rank's output may say why"
+
+
 def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scripts: Mapping[Path, str]) -> str:
     """Return what to say where nothing was found, beside the faults that apply."""
     if applying:
@@ -399,5 +411,7 @@ def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scrip
         return "A line of the script may hang when it is reached"
     if unknown:
         return ""
+    if stops := _stops(pasted.text):
+        return stops
     runs = f". It was read and not run: `study virtual {next(iter(scripts))}` runs it" if scripts else ""
     return f"Nothing known applies to what you gave{runs}"

@@ -5,6 +5,7 @@ Megatron, nanotron and progress bars; and tables, as TensorBoard, W&B, Lightning
 """
 
 import itertools
+import math
 import re
 import statistics
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from typing import Any, Self
 
 from study.configs.pasted.tracebacks import Seen, line_at, sign
 
-NUMBER = r"[\"']?\s*[:=]?\s*[\"'\[]?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?![\w.%])"
+# Lightning fills a number to five characters, so that nan is nan.0 (Tqdm.format_num).
+NUMBER = r"[\"']?\s*[:=]?\s*[\"'\[]?(-?(?:\d+(?:\.\d*)?(?:e[+-]?\d+)?|nan|inf))(?:(?<=[nf])\.0)?(?![\w.%])"
 VALUES = {
     "loss": re.compile(rf"(?<![\w/.-])(?:(?:train|lm)[_/ ])?loss(?:_step)?{NUMBER}", re.IGNORECASE),
     "norm": re.compile(rf"(?<![\w.-])(?:train/|actor/)?(?:grad(?:ient)?[_ ]?norm|gnorm){NUMBER}", re.IGNORECASE),
@@ -21,11 +23,14 @@ VALUES = {
     "epoch": re.compile(rf"(?<![\w.-])epoch{NUMBER}", re.IGNORECASE),
     "step": re.compile(rf"(?<![\w.-])(?:global[_ ])?(?:step|iter(?:ation)?){NUMBER}", re.IGNORECASE),
 }
-# Of a step. A time without a name may be that since the start, unless it is in milliseconds, as nanoGPT writes.
+MAY_BE_NAN = ("loss", "norm", "rate")
+# Of a step. A time without a name may be that since the start, unless it is in milliseconds, as nanoGPT writes; its
+# speedruns write that of all steps as train_time.
 SECONDS = re.compile(
     r"(?i)(?<![\w.-])(?:(?:step|iter(?:ation)?)[_ ]time|time per (?:step|iteration))[\"']?(?P<of_ms> \(ms\))?"
     r"[\"']?\s*[:=]?\s*[\"']?(?P<named>\d+(?:\.\d*)?) ?s?(?![\w.%:])"
-    r"|(?<![\w.-])(?:\w+[_ ])?(?:time|dt)[\"']?\s*[:=]?\s*(?P<ms>\d+(?:\.\d*)?) ?ms\b"
+    r"|(?<![\w.-])(?<!train )(?<!total )(?!(?:train|total)[_ ]time)(?:\w+[_ ])?(?:time|dt)"
+    r"[\"']?\s*[:=]?\s*(?P<ms>\d+(?:\.\d*)?) ?ms\b"
     r"|(?<![\w.])(?P<beside>\d+\.\d+) ?s(?:ec\w*)?/(?:step|iter\w*)\b(?!\s*[:=])"
 )
 # A line of DeepSpeed's own (engine.py, _report_progress), which counts skipped steps from the beginning.
@@ -146,6 +151,7 @@ def _values(row: str) -> dict[str, float]:
         return {}
     matches = {name: pattern.search(row) for name, pattern in VALUES.items()}
     values = {name: float(match[1]) for name, match in matches.items() if match}
+    values = {name: value for name, value in values.items() if name in MAY_BE_NAN or math.isfinite(value)}
     if match := SECONDS.search(row):
         is_ms = match["of_ms"] or match["ms"]
         values["seconds"] = float(match["named"] or match["ms"] or match["beside"]) / (1000 if is_ms else 1)

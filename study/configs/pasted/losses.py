@@ -40,9 +40,11 @@ USUAL_PASSES = 32  # of an update, where the text says none: some releases of th
 # As DeepSpeed, torchtitan, torchtune and loops write them, with the unit before the number or behind it.
 UNIT = r"(?:tok(?:en)?s?|samples?|seq(?:uence)?s?|it(?:er(?:ation)?s?)?|steps?)(?:/|_per_)s(?:ec(?:ond)?)?(?:_per_gpu)?"
 RATE = re.compile(
-    rf"(?:CurrSamplesPerSec=|\btps: *|\b{UNIT}\b[\"']?[:= ] *)(\d[\d,]*\.?\d*)"
-    rf"|\b(?:step|loss|iter(?:ation)?)\b[^\n]{{0,300}}?(?<![\w.,])(\d[\d,]*\.?\d*) ?{UNIT}\b(?![:=])"
+    rf"(?:CurrSamplesPerSec=|\btps: *|\b{UNIT}\b[\"']?[:= ] *)(\d[\d,]*\.?\d*)([KkM]?)"
+    rf"|\b(?:step|loss|iter(?:ation)?)\b[^\n]{{0,300}}?(?<![\w.,])(\d[\d,]*\.?\d*)([KkM]?) ?{UNIT}\b(?![:=])"
 )
+THOUSANDS = {"": 1, "K": 1e3, "M": 1e6}  # as nanotron writes rates
+RANK = re.compile(r"[ \t]*\[(?:rank|default)\d+\]")  # as torchrun and torchtitan begin a line
 RISES, GROWN = 1.04, 1.5  # of steps that grow: each part to the one before, and the last to the first
 PARTS = 24  # of a log: in each its median counts
 SLOWER = {5: GROWN, 3: 2.0, 2: 3.0}  # times, if at least so many steps are on each side
@@ -151,7 +153,11 @@ def loss_is_zero(losses: Series) -> Seen | None:
         return None
     written = sorted({f"{norm:.4g}" for norm in norms})
     beside = f", with grad_norm {' or '.join(written)}" if len(written) in (1, 2) else ""
-    return losses.sign("loss-zero", values.index(0), beside=beside)
+    first = values.index(0)
+    before = [line.values.get("norm", 0.0) for line in losses.lines[:first]]
+    wrong = [*itertools.takewhile(lambda norm: not math.isfinite(norm), reversed(before))]
+    beside += f", after a line with grad_norm {wrong[-1]:g}" if wrong else ""
+    return losses.sign("loss-zero", first - len(wrong), beside=beside)
 
 
 def _is_rounded(losses: list[float], norms: list[float]) -> bool:
@@ -181,10 +187,8 @@ def norm_is_a_mark(norms: Series) -> Seen | None:
 
 def norm_is_nan(norms: Series) -> Seen | None:
     """The last two norms are not finite."""
-    last = norms.values[-2:]
-    if len(last) < 2 or any(map(math.isfinite, last)):
-        return None
-    return norms.sign("norm-nan", -1)
+    wrong = [*itertools.takewhile(lambda norm: not math.isfinite(norm), reversed(norms.values))]
+    return norms.sign("norm-nan", -len(wrong)) if len(wrong) > 1 else None
 
 
 def evaluation_stands_still(log: Log) -> Seen | None:
@@ -229,23 +233,24 @@ def norm_is_scaled(norms: Series) -> Seen | None:
 
 def steps_overflow(log: Log) -> Seen | None:
     """Steps are skipped, more than the ten or so with which fp16 begins: its first scale is too high."""
-    count, last, low = 0, 0, math.inf
+    count, first, last, low = 0, 0, 0, math.inf
     for match in OVERFLOW.finditer(log.text):
         scale = float(match[1] or 0)
         count = count + 1 if scale <= low else 1  # a scale that rose in between had steps that were taken
+        first = match.start() if count == 1 else first
         last, low = match.start(), float(match[2] or match[1] or 0)
     # A norm or a rate of 0 in all lines, up to the last of them: no step was taken between.
     are_zero = [each.lines for each in (log.norms, log.rates) if len(each.values) >= FEW and not any(each.values)]
     is_still = any(lines[-2].place < last for lines in are_zero)
     if count > MOST_OVERFLOWS or (count and (is_still or 0 < low <= 1)):
-        return sign("overflow-skips", log.text, last, count=count)
+        return sign("overflow-skips", log.text, first, count=count)
     for _, step, skipped, _ in log.progress[-1:]:
         if skipped > max(MOST_OVERFLOWS, step / 2):
             return sign("overflow-skips", log.text, log.progress[0][0], count=skipped)
     of_megatron = [(int(match[1]), match.start()) for match in SKIPPED.finditer(log.text)]
     at_end = [*itertools.takewhile(lambda each: each[0], reversed(of_megatron))]
     count = sum(skipped for skipped, _ in at_end)
-    return sign("overflow-skips", log.text, at_end[0][1], count=count) if count > MOST_OVERFLOWS else None
+    return sign("overflow-skips", log.text, at_end[-1][1], count=count) if count > MOST_OVERFLOWS else None
 
 
 def rate_ends(rates: Series) -> Seen | None:
@@ -297,20 +302,32 @@ def timed(log: Log) -> tuple[list[tuple[int, float]], Literal["bar", "seconds", 
     bars = [*BAR.finditer(log.text)]
     total = statistics.mode(each[2] for each in bars) if bars else ""  # others load, or evaluate
     of_bars = [(each.start(), _seconds(each)) for each in bars if each[2] == total]
-    seconds = [(line.place, line.values["seconds"]) for line in log.lines if "seconds" in line.values]
+    seconds = [(line.place, line.values["seconds"]) for line in log.lines if line.values.get("seconds")]
     if of_bars or seconds:
-        return of_bars or seconds, "bar" if of_bars else "seconds"
-    rates = [(each.start(), float((each[1] or each[2]).replace(",", ""))) for each in RATE.finditer(log.text)]
-    return [(place, 1 / rate) for place, rate in rates if rate], "rate"
+        return of_bars or _of_one_rank(log.text, seconds), "bar" if of_bars else "seconds"
+    found = [(each.start(), each[1] or each[3], each[2] or each[4] or "") for each in RATE.finditer(log.text)]
+    rates = [(place, float(rate.replace(",", "")) * THOUSANDS[of.upper()]) for place, rate, of in found]
+    return _of_one_rank(log.text, [(place, 1 / rate) for place, rate in rates if rate]), "rate"
+
+
+def _of_one_rank(text: str, steps: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the steps of one rank, where each prints them: its first step is one, and not as many as ranks."""
+    matches = [RANK.match(text, text.rfind("\n", 0, place) + 1) for place, _ in steps]
+    ranks = [match[0] if match else "" for match in matches]
+    usual = statistics.mode(ranks) if ranks else ""
+    return [step for step, rank in zip(steps, ranks, strict=True) if rank == usual]
 
 
 def _steadily(seconds: list[float]) -> tuple[int, float, float] | None:
-    """Return where the last of eight parts begins, and the seconds of the first and the last, if all but one rise."""
+    """Return where the last of eight parts begins, and the seconds of the second and the last, if all but one rise.
+
+    The first step compiles, or a rate counts it wrongly: the second part says whether they grow.
+    """
     part, middles = _medians(seconds, 8)
     rises = sorted(after - RISES * before for before, after in itertools.pairwise(middles))
-    if len(seconds) <= 4 or rises[1] <= 0 or middles != sorted(middles) or middles[-1] <= GROWN * middles[0]:
+    if len(seconds) <= 4 or rises[1] <= 0 or middles != sorted(middles) or middles[-1] <= GROWN * middles[1]:
         return None
-    return len(seconds) - part, middles[0], middles[-1]
+    return len(seconds) - part, middles[1], middles[-1]
 
 
 def _late(seconds: list[float]) -> tuple[int, float, float] | None:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from study.configs.code import assignments, nodes_of, parsed
 from study.configs.pasted.tracebacks import Seen, Sure
+from study.configs.syntax import assignments, function_of, nodes_of, parsed
 from study.known.findings import causes_of_hangs, finding
 
 OF_ALL = ("hang_a_branch",)  # whatever is sharded
@@ -147,7 +147,7 @@ def skipped_alone(scripts: Mapping[Path, str]) -> Iterator[Seen]:
 def _skips(scope: ast.AST) -> Iterator[ast.If]:
     """Yield the conditions on a loop's own rows, or on a function's, that leave out a backward pass of it."""
     statements = sorted(nodes_of(ast.stmt, scope), key=lambda each: each.lineno)
-    calls = [(each.lineno, ast.unparse(each.func)) for each in nodes_of(ast.Call, scope)]
+    calls = [(each.lineno, function_of(each)) for each in nodes_of(ast.Call, scope)]
     last = max((line for line, name in calls if name.endswith("backward")), default=0)
     inner = {each for node in nodes_of(SCOPES, scope) if node is not scope for each in ast.walk(node)}
     own: set[str] = set()
@@ -182,7 +182,7 @@ def _apart(ranks: str) -> int | None:
 
 def _end_of_training(tree: ast.Module) -> float:
     """Return the line of the last trainer.train(). Infinite: there is none."""
-    calls = [call for call in nodes_of(ast.Call, tree) if TRAINS.search(ast.unparse(call.func))]
+    calls = [call for call in nodes_of(ast.Call, tree) if TRAINS.search(function_of(call))]
     return max((call.lineno for call in calls), default=math.inf)
 
 
@@ -228,8 +228,8 @@ class Branches:
         named = Counter(each.name for each in functions)
         self.own = {name: self.functions[name] for name, times in named.items() if times == 1}
         self.mentions = Counter(getattr(each, "id", getattr(each, "attr", "")) for each in ast.walk(tree))
-        held = [each.optional_vars for each in nodes_of(ast.withitem, tree)]
-        self.held = {ast.unparse(each) for each in held if each}
+        items = nodes_of(ast.withitem, tree)
+        self.opened = {ast.unparse(each.optional_vars) for each in items if each.optional_vars}
         self.assigned: dict[str, list[ast.expr]] = defaultdict(list)
         for name, value in assignments(tree):
             if not isinstance(value, ast.Constant):
@@ -272,9 +272,9 @@ class Branches:
     def _calls(self, parts: Sequence[ast.AST], ranks: str) -> Iterator[Alone]:
         assigned = [(name, ast.unparse(value)) for part in parts for name, value in assignments(part)]
         # A model that these ranks make needs no others, nor one whose weights a `with` has gathered.
-        of_these = {*self.held, *(name for name, value in assigned if not MODEL.search(value))}
+        of_these = {*self.opened, *(name for name, value in assigned if not MODEL.search(value))}
         for call in (each for part in parts for each in nodes_of(ast.Call, part)):
-            first, dot, rest = ast.unparse(call.func).partition(".")
+            first, dot, rest = function_of(call).partition(".")
             if MODEL.match(first) and first in of_these:
                 continue
             function = f"{self.imported.get(first, first)}{dot}{rest}"

@@ -7,12 +7,22 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
-from study.configs.code import assignments, given, is_whole, nodes_of, parsed
-from study.configs.pasted.one_rank import Branches
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
+from study.configs.pasted.slow_loops import LOADER, slow_calls
 from study.configs.pasted.tracebacks import Seen, Sure
 from study.configs.pasted.words import meets
+from study.configs.scripts import is_whole
+from study.configs.syntax import (
+    assigned_calls,
+    assignments,
+    calls_by_line,
+    function_of,
+    given,
+    nodes_of,
+    parsed,
+    side_of,
+)
 from study.known.findings import finding
 
 CLIPS = re.compile(r"(?:^|\butils\.(?:clip_grad\.)?)clip_grad_(?:norm|value)_$")
@@ -27,7 +37,6 @@ DIVIDES = re.compile(
     r"(?i)sampler|accelerat|lightning|fabric|deepspeed|\bTrainer\b|composer|\bray\b|shard|split_dataset|IterableDataset"
     r"|webdataset|\bwds\b|(?:rank|replica|process_index)\w*(?:\(\))?::|% ?\w*world_size"
 )
-LOADER = re.compile(r"(?:^|data\.)DataLoader$")
 RANKS = re.compile(r"(?i)rank|world_size|replica|process_index")
 PASSES = "gradient_accumulation_steps"
 SAME_DATA = ("same + data/batch/example/examples", "data/batch + duplicate/duplicated")
@@ -42,9 +51,7 @@ ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepS
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
 CLIPS_NOT = {**dict.fromkeys("123", "clipped_nothing"), "FSDP1": "clipped_part"}
-LOSS = re.compile(r"(?<![\w.])loss(?:es)?\b")
-READS = re.compile(r"(?:^|\.)(?:item|cpu|tolist|numpy|float|print)$")  # waits for the GPU
-ON_GPU = re.compile(r"(?i)cuda|nccl|accelerat|deepspeed")
+INITIALIZES = re.compile(r"(?:^|\.)deepspeed\.initialize$")
 PREPARES = re.compile(r"(?:\.prepare|deepspeed\.initialize|(?:^|\.)(?:FSDP|FullyShardedDataParallel))$")
 DETACHES = re.compile(r"\.(?:item|detach|data|tolist|numpy)\b|\bfloat\(")
 STANDS = {"no-update", "loss-stands-still", "norm-constant", "loss-plateau"}
@@ -93,7 +100,7 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str], seen: Collection[str] 
         rules["norm-is-partial"] = _norm_of_a_part
         found: list[tuple[str, ast.Call | ast.AugAssign, dict]] = [*_accumulates_otherwise(tree, code)]
         found += [(id, call, {"passes": passes}) for id, rule in rules.items() for call in rule(tree, code)]
-        found += _slow(tree, code) if "slow" in seen else ()
+        found += slow_calls(tree, code) if "slow" in seen else ()
         said = meets(SAME_DATA, pasted.question)
         for id, call, values in found:
             told = situations()[id] if id == "norm-is-partial" else finding(id, **values)
@@ -105,11 +112,6 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str], seen: Collection[str] 
             yield Seen(id, told.sentence, told.remedy or "", sure, evidence, fault=fault, place=place, line=line)
 
 
-def _calls(tree: ast.AST) -> list[ast.Call]:
-    """Return the calls of a scope and of those in it, by lines."""
-    return sorted(nodes_of(ast.Call, tree), key=lambda each: (each.lineno, each.col_offset))
-
-
 def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield an optimizer of a model's parameters that sharding then replaces, where no other is made afterwards.
 
@@ -118,12 +120,12 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if KEEPS_TENSORS.search(code) or ".prepare(" in code or not re.search(SHARDERS, code):
         return
     functions = nodes_of(ast.FunctionDef, tree)
-    shards = {each.name for each in functions if any(SHARDS.search(ast.unparse(call.func)) for call in _calls(each))}
+    shards = {each.name for each in functions if any(SHARDS.search(function_of(call)) for call in calls_by_line(each))}
     for calls, branches in _scopes(tree):
         optimizer: ast.Call | None = None
         wrong: list[ast.Call] = []
         for call in calls:
-            name = ast.unparse(call.func)
+            name = function_of(call)
             if OPTIMIZES.search(name) and (match := PARAMETERS.search(" ".join(given(call)))):
                 optimizer, model, wrong = call, match[1], []
             elif (
@@ -132,32 +134,24 @@ def _of_other_tensors(tree: ast.Module, code: str) -> Iterator[ast.Call]:
                 and call.args
                 and ast.unparse(call.args[0]) == model
             ):
-                if all(_side(each, optimizer) in ("", _side(each, call)) for each in branches):
+                if all(side_of(each, optimizer) in ("", side_of(each, call)) for each in branches):
                     wrong.append(optimizer)
                 optimizer = None
         yield from wrong
-
-
-def _side(branch: ast.If, call: ast.Call) -> str:
-    """Return in which side of a branch a call is. Empty: in none."""
-    for side in ("body", "orelse"):
-        if any(call is each for part in getattr(branch, side) for each in ast.walk(part)):
-            return side
-    return ""
 
 
 def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield a step of an optimizer in a loop with a backward pass, in a script that clears gradients nowhere."""
     if CLEARS.search(code):
         return
-    optimizers = _assigned(tree, OPTIMIZES)
+    optimizers = assigned_calls(tree, OPTIMIZES)
     for loop in nodes_of((ast.For, ast.While), tree):
-        calls = _calls(loop)
+        calls = calls_by_line(loop)
         used = {ast.unparse(each) for call in calls for each in call.args if not _is_of_scaler(call)}
-        if not any(ast.unparse(call.func).endswith("backward") for call in calls) or _assigned(loop, OPTIMIZES):
+        if not any(function_of(call).endswith("backward") for call in calls) or assigned_calls(loop, OPTIMIZES):
             continue
         for call in calls:
-            name, _, method = ast.unparse(call.func).rpartition(".")
+            name, _, method = function_of(call).rpartition(".")
             steps = ast.unparse(call.args[0]) if _is_of_scaler(call) and call.args else name
             if method == "step" and steps in optimizers and steps not in used:
                 yield call
@@ -165,37 +159,48 @@ def _never_cleared(tree: ast.Module, code: str) -> Iterator[ast.Call]:
 
 
 def _is_of_scaler(call: ast.Call) -> bool:
-    return bool(re.search(r"(?i)scaler\w*\.\w+$", ast.unparse(call.func)))
-
-
-def _assigned(tree: ast.AST, made_by: re.Pattern) -> dict[str, ast.Call]:
-    """Return what is assigned from such calls, by names."""
-    return {
-        name: value
-        for name, value in assignments(tree)
-        if isinstance(value, ast.Call) and made_by.search(ast.unparse(value.func))
-    }
+    return bool(re.search(r"(?i)scaler\w*\.\w+$", function_of(call)))
 
 
 def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, ast.Call, dict]]:
-    """Yield a loss that the script divides before Accelerate does, and an update in each of Accelerate's micro-batches.
+    """Yield a loss that the script divides before its library does, and an update in each micro-batch of Accelerate's.
 
-    `Accelerator.backward` divides by gradient_accumulation_steps, also without accumulate() (accelerator.py:2851).
+    `Accelerator.backward` divides by gradient_accumulation_steps, also without accumulate() (accelerator.py:2851), and
+    DeepSpeed's engine if scale_wrt_gas is True (runtime/engine.py:3413 of 0.19.8).
     """
     if PASSES not in code:
         return
-    for name, accelerator in _assigned(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
-        steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), "1")
+    for name in assigned_calls(tree, INITIALIZES):
+        for call in _backward(tree, name):
+            own = [
+                each for each in _divisors(tree, call) if each == f"{name}.{PASSES}()" or f"'{PASSES}': {each}" in code
+            ]
+            if own and "scale_wrt_gas" not in ast.unparse(call):
+                yield (
+                    "divided_again",
+                    call,
+                    {"by": own[0], "steps": f"{name}.{PASSES}()", "backward": f"{name}.backward"},
+                )
+                break
+    for name, accelerator in assigned_calls(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
+        own = f"{name}.{PASSES}"  # as the launcher or a plugin says it, if the call does not
+        steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), own)
         if steps == "1":
             continue
-        backward = [call for call in _calls(tree) if ast.unparse(call.func) == f"{name}.backward" and call.args]
+        backward = _backward(tree, name)
         by = re.compile(rf"(?:{re.escape(steps)}|\w*\.?{PASSES}|(?i:[\w.]*accum\w*))$")
         for call in backward:
-            if divisor := next((each for each in _divisors(tree, call) if by.match(each)), ""):
-                yield "divided_again", call, {"by": divisor, "steps": steps}
+            divisors = _divisors(tree, call)
+            if divisor := next((each for each in divisors if each == own or (steps != own and by.match(each))), ""):
+                yield "divided_again", call, {"by": divisor, "steps": steps, "backward": f"{name}.backward"}
                 break
-        if backward and not ACCUMULATES.search(code) and (step := _step_in_each(tree, backward)):
+        if steps != own and backward and not ACCUMULATES.search(code) and (step := _step_in_each(tree, backward)):
             yield "accumulate_unused", step, {"watched": SimpleNamespace(loss_parts=steps)}
+
+
+def _backward(tree: ast.Module, name: str) -> list[ast.Call]:
+    """Return the calls of backward of an Accelerator or an engine, with a loss."""
+    return [call for call in calls_by_line(tree) if function_of(call) == f"{name}.backward" and call.args]
 
 
 def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
@@ -212,13 +217,13 @@ def _divisors(tree: ast.Module, call: ast.Call) -> Iterator[str]:
 
 def _step_in_each(tree: ast.Module, backward: list[ast.Call]) -> ast.Call | None:
     """Return a step that follows each of these backward passes in their block, with no condition on the count."""
-    optimizers = _assigned(tree, OPTIMIZES)
+    optimizers = assigned_calls(tree, OPTIMIZES)
     for block in (getattr(node, "body", None) for node in ast.walk(tree)):
         if not isinstance(block, list):
             continue
         calls = [each.value for each in block if isinstance(each, ast.Expr) and isinstance(each.value, ast.Call)]
         for call in itertools.dropwhile(lambda each: each not in backward, calls):
-            name, _, method = ast.unparse(call.func).rpartition(".")
+            name, _, method = function_of(call).rpartition(".")
             if method == "step" and name in optimizers:
                 return call
     return None
@@ -228,8 +233,8 @@ def _labels_not_moved(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield a loss of a causal model's logits with the labels of the same places: a model's own loss moves them."""
     if "CausalLM" not in code or SHIFTS.search(code):
         return
-    for call in _calls(tree):
-        if ast.unparse(call.func).endswith("cross_entropy"):
+    for call in calls_by_line(tree):
+        if function_of(call).endswith("cross_entropy"):
             logits, labels, *_ = [*given(call), "", ""]
             if "logits" in logits and re.search("labels|input_ids", labels):
                 yield call
@@ -240,8 +245,8 @@ def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if "fully_shard" not in code or "full_tensor" in code:
         return
     unused = {node.value for node in nodes_of(ast.Expr, tree)}
-    for call in _calls(tree):
-        name = ast.unparse(call.func)
+    for call in calls_by_line(tree):
+        name = function_of(call)
         if CLIPS.search(name) and name.endswith("norm_") and call not in unused:
             yield call
 
@@ -250,10 +255,10 @@ def _clipped_by_torch(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield where torch's function clips the gradients of a model that is prepared, in a script that has no other."""
     if re.search(r"NO_SHARD|(?<!utils)(?<!clip_grad)\.clip_grad_(?:norm|value)_\(|def clip_grad", code):
         return
-    prepared = _assigned(tree, PREPARES)
-    for call in _calls(tree):
+    prepared = assigned_calls(tree, PREPARES)
+    for call in calls_by_line(tree):
         match = re.match(r"(.+?)(?:\.module)?\.parameters\(\)", ast.unparse(call.args[0]) if call.args else "")
-        if CLIPS.search(ast.unparse(call.func)) and match and match[1] in prepared:
+        if CLIPS.search(function_of(call)) and match and match[1] in prepared:
             yield call
 
 
@@ -262,7 +267,7 @@ def _clipped_scaled(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if "GradScaler" not in code or NO_SCALER.search(code):
         return
     for calls, branches in _scopes(tree):
-        names = [ast.unparse(call.func) for call in calls]
+        names = [function_of(call) for call in calls]
         if "unscale_" in code and not any(name.endswith("unscale_") for name in names):
             continue  # another function may do it before
         guards = [{*ast.walk(each)} for each in branches if OF_SCALER.search(ast.unparse(each.test))]
@@ -284,7 +289,7 @@ def _losses_kept(tree: ast.Module, code: str) -> Iterator[ast.Call | ast.AugAssi
     """Yield where a loop of updates adds its loss, as the backward pass had it, to what it never begins anew."""
     found: dict[int, ast.Call | ast.AugAssign] = {}
     for loop in nodes_of((ast.For, ast.While), tree):
-        calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
+        calls = [(call, function_of(call)) for call in calls_by_line(loop)]
         if not any(name.endswith(".step") for _, name in calls):
             continue  # its micro-batches are of one update
         losses = {ast.unparse(_loss(call)) for call, name in calls if name.endswith("backward")}
@@ -322,7 +327,7 @@ def _scopes(tree: ast.Module) -> Iterator[tuple[list[ast.Call], list[ast.If]]]:
     """Yield the calls, by lines, and the branches of a script and of each of its functions, without those within."""
     for scope in (tree, *nodes_of(ast.FunctionDef, tree)):
         inside = {*_inside(scope)}
-        calls = [each for each in _calls(scope) if each in inside]
+        calls = [each for each in calls_by_line(scope) if each in inside]
         yield calls, [each for each in inside if isinstance(each, ast.If)]
 
 
@@ -343,7 +348,7 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         if RANKS.search(ast.unparse(value)) or by_rank & {each.id for each in nodes_of(ast.Name, value)}:
             by_rank.add(name)
     for call in nodes_of(ast.Call, tree):
-        if not LOADER.search(ast.unparse(call.func)):
+        if not LOADER.search(function_of(call)):
             continue
         shuffles = any(ast.unparse(each) == "shuffle=True" for each in call.keywords)
         names = {each.id for each in nodes_of(ast.Name, call)}
@@ -358,55 +363,18 @@ def _steps_at_intervals(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """
     if "set_gradient_accumulation_boundary" in code:
         return
-    engines = _assigned(tree, re.compile(r"(?:^|\.)deepspeed\.initialize$"))
+    engines = assigned_calls(tree, INITIALIZES)
     for loop in nodes_of((ast.For, ast.While), tree):
-        calls = [(call, ast.unparse(call.func)) for call in _calls(loop)]
+        calls = [(call, function_of(call)) for call in calls_by_line(loop)]
         guarded = []
         for guard in nodes_of(ast.If, loop):
             if isinstance(guard.body[-1], ast.Continue):
                 inside = {call for call, _ in calls if call.lineno > guard.body[-1].lineno}
             else:
-                inside = {call for call, _ in calls if _side(guard, call)}
+                inside = {call for call, _ in calls if side_of(guard, call)}
             guarded += [inside] if nodes_of(ast.Mod, guard.test) else []
         for engine in engines:
             steps = {call for call, name in calls if name == f"{engine}.step"}
             backward = {call for call, name in calls if name == f"{engine}.backward"}
             if steps and any(steps <= inside and backward - inside for inside in guarded):
                 yield min(steps, key=lambda call: call.lineno)
-
-
-def _slow(tree: ast.Module, code: str) -> Iterator[tuple[str, ast.Call, dict]]:
-    """Yield what may make the steps of a loop slow on GPUs, what mostly costs most first.
-
-    A loader without workers; a loss that is read in each step, under no condition but one on the rank; and DDP that
-    looks for parameters without a gradient.
-    """
-    said = {call: {each.arg: ast.unparse(each.value) for each in call.keywords} for call in _calls(tree)}
-    loops = [
-        loop
-        for loop in nodes_of((ast.For, ast.While), tree)
-        if ON_GPU.search(code) and any(ast.unparse(call.func).endswith("backward") for call in _calls(loop))
-    ]
-    read = " ".join(ast.unparse(loop.iter) for loop in loops if isinstance(loop, ast.For))
-    for name, call in _assigned(tree, LOADER).items():
-        has_none = said[call].get("num_workers", "0") == "0" and None not in said[call] and len(call.args) < 6
-        if has_none and re.search(rf"(?<![\w.]){re.escape(name)}\b", read):
-            yield "loaded_in_process", call, {}
-    who = Branches(tree).who
-    for loop in loops:
-        branches = [
-            each
-            for each in nodes_of(ast.If, loop)
-            if isinstance(each.test, ast.BoolOp) or not (who(each.test, True) or who(each.test, False))
-        ]
-        is_outer = sum(each in ast.walk(loop) for each in loops) > 1
-        for call in () if is_outer else _calls(loop):
-            names = map(ast.unparse, nodes_of((ast.Name, ast.Attribute), call))
-            is_read = READS.search(ast.unparse(call.func)) and any(map(LOSS.search, names))
-            if is_read and not any(_side(each, call) for each in branches):
-                yield "read_in_each_step", call, {}
-                break
-    for call, values in said.items():
-        looks = "True" in (values.get("find_unused_parameters"), values.get("ddp_find_unused_parameters"))
-        if looks and values.get("static_graph") != "True":
-            yield "unused_looked_for", call, {}

@@ -13,6 +13,7 @@ from study.configs.pasted import contrasts
 from study.configs.pasted.config_in_text import Config, deepspeed_config
 from study.configs.pasted.lines import Log
 from study.configs.pasted.said import numbers, said
+from study.configs.pasted.tracebacks import follows
 from study.configs.pasted.two_releases import Apart, two_releases
 from study.configs.pasted.words import Sentence, sentences
 from study.core.text import number_of
@@ -163,9 +164,10 @@ class Pasted:
 
     @functools.cached_property
     def last_error(self) -> str:
-        """The last line of an error, from its class on."""
+        """The last line of an error, from its class on. What follows from an error of another process is none."""
         lines = ERROR.findall(self.text) or [error for _, error in OTHER_ERROR.findall(self.text)]
-        return lines[-1] if lines else ""
+        first = (line for line in reversed(lines) if not follows(line))
+        return next(first, lines[-1] if lines else "")
 
     @property
     def raised_at(self) -> str:
@@ -245,7 +247,7 @@ class Pasted:
     def is_strange(self) -> bool:
         """Whether nothing in it is of a training."""
         of_training = re.search(r"(?i)error|deepspeed|accelerate|torch|fsdp|nccl|loss|it/s|s/it", self.text)
-        return not (of_training or self.words or self.last_error)
+        return not (of_training or self.words or self.last_error or self.is_cut)
 
 
 def _release(package: str, release: Release) -> str:

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,13 @@ LONGEST = 200  # characters of a line that are quoted
 BEFORE = re.compile(r"(?m)^(?:[ \t]*(?:>|\u2502|\[(?:rank|default)\d+\]:|\(\w+ pid=\d+[^)\n]*\)))+|\u2502[ \t]*$")
 # How a library goes on that lets two releases differ, as they are compatible (deepspeed/ops/op_builder/builder.py:117).
 ACCEPTED = re.compile(r"[\s\d.]*\bbut\s+since\b[^\n]*\n?[^\n]*\baccepting\b")
+# An error that ends a text, or one of several, and the words with which a pattern begins. What is cut shows at least so
+# much of them.
+LAST = re.compile(
+    r"(?P<name>\b\w{0,80}(?:Error|Exception): )(?:CUDA error: )?(?P<said>[^\n]{20,300}?)[ .\u2026]{0,9}\s*?(?:\Z|\f)"
+)
+BEGINS = re.compile(r"(?:^|\|)(?:\(\?:)*((?:[^\\.^$*+?{}\[\]|()\n]|\\[^\w\n]|\\x27)+)(?![?*{])")
+SHOWN = 0.7
 CLASS = re.compile(r"(\[\^?\]?(?:\\.|[^\]\\])*\])")  # of characters, in a regular expression
 Sure = Literal["sure", "likely", "possible"]
 ORDER: tuple[Sure, ...] = ("sure", "likely", "possible")
@@ -126,22 +133,58 @@ def errors(text: str) -> list[Seen]:
         if not matches or not re.search(message.also, text) or re.search(message.without, text):
             continue
         match = matches[0]
-        found[id] = Seen(
-            id=id,
-            sentence=_filled(message.sentence, match),
-            remedy=_filled(message.instead.get(match.groupdict().get("word", ""), message.remedy), match),
-            sure=message.sure,
-            evidence=message.evidence,
-            who=message.who,
-            fault=message.fault,
-            follows=message.follows,
-            note=message.note,
-            place=match.start(),
-            line=_printed(text, matches),
-        )
+        remedy = message.instead.get(match.groupdict().get("word", ""), message.remedy)
+        words = _filled(message.sentence, match), _filled(remedy, match)
+        found[id] = _seen(id, *words, place=match.start(), line=_printed(text, matches))
+    last, place = LAST.search(text), max((seen.place for seen in found.values()), default=-1)
+    if last and place <= text.rfind("\n", 0, last.start()):  # nothing is known in that line
+        found = {seen.id: seen for seen in _cut(text, last)} | found
     hidden = {other for id in found for other in messages()[id].hides}
     told = [_as_cause(seen, found) for id, seen in found.items() if id not in hidden]
     return sorted(told, key=lambda seen: (seen.follows, seen.place))
+
+
+@functools.lru_cache
+def follows(line: str) -> bool:
+    """Whether the line of an error tells of a consequence of another one."""
+    return any(row.follows and _over_lines(row.pattern).search(line) for row in messages().values())
+
+
+def _cut(text: str, last: re.Match) -> Iterator[Seen]:
+    """Yield the one message that the last line of a text begins, and ends within."""
+    shares = {}
+    for id, message in messages().items():
+        for words in BEGINS.findall(message.pattern):
+            words = words.replace("\\x27", "'").replace("\\", "").removeprefix(last["name"])
+            begins, goes_on = words.startswith(last["said"]), len(words) >= 20 and last["said"].startswith(words)
+            if (begins or goes_on) and re.search(message.also, text):
+                shares[id] = len(last["said"]) / len(words) if begins else 0
+    # Of those that the whole line would tell apart the one that says least is true of all.
+    ids = [id for id in shares if shares.keys().isdisjoint(messages()[id].hides)]
+    if len(ids) == 1 and shares[ids[0]] > SHOWN:
+        message, place = messages()[ids[0]], last.start()
+        sentence = re.sub(r" \(\{\w+\}[^()]*\)", "", message.sentence)  # without what the line would have named
+        if not re.search(r"\{\w+\}", sentence + message.remedy):
+            seen = _seen(ids[0], sentence, message.remedy, place, line_at(text, place))
+            yield replace(seen, sure=max(seen.sure, "likely", key=ORDER.index))
+
+
+def _seen(id: str, sentence: str, remedy: str, place: int, line: str) -> Seen:
+    """Return what a row of tracebacks.toml means in a text."""
+    row = messages()[id]
+    return Seen(
+        id,
+        sentence,
+        remedy,
+        row.sure,
+        row.evidence,
+        who=row.who,
+        fault=row.fault,
+        follows=row.follows,
+        note=row.note,
+        place=place,
+        line=line,
+    )
 
 
 def _as_cause(seen: Seen, found: Collection[str]) -> Seen:

@@ -9,7 +9,7 @@ from study.core import cache
 from study.core.errors import FULL_INSTALL, Stop
 from study.core.settings import cache_home
 from study.core.shapes import FUSED_BY_FLASH, SHAPES, config_of
-from study.core.text import bar
+from study.core.text import bar, number_of
 from study.predict.trace import committed
 from study.predict.trace.options import Look, TraceOptions
 from study.predict.trace.tape import Pass, Tape, Tensor, at_rows, in_tuples, read
@@ -91,6 +91,15 @@ class Transformer:
     def positions(self) -> int | None:
         """The most tokens of a row; None if the config says nothing."""
         return self.look.limit
+
+    @property
+    def row_names(self) -> str:
+        """What a batch consists of. How many tokens an image makes, the config says."""
+        return "images" if self.look.kind == "vision" else "sequences"
+
+    def rows_in_words(self, rows: int, tokens: int) -> str:
+        """Return rows of a batch: 4 sequences of 2,048 tokens."""
+        return number_of(rows, self.row_names + ("" if self.row_names == "images" else f" of {tokens:,} tokens"))
 
     def attention_taken(self, kernel: str) -> str:
         """Return the attention whose memory is predicted: fused ones keep as much as sdpa."""

@@ -3,14 +3,17 @@
 
 const UNITS = { bytes: 1, kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 };
 const LONG = 60; // characters from which a text may wrap
+const UNBROKEN = 14; // characters up to which a name is never broken: that of an arm
 const FEW = 3; // columns that stay a table on a phone, whatever they say
 
-// The value of a cell: a number where it is one, with or without a unit; null where it is not known.
+// The value of a cell: a number where it is one, with or without a unit, or where it begins one (1.25 to 1.49); null
+// where it is not known.
 function value(cell) {
   const text = cell.textContent.trim();
-  const [number, unit] = text.split(" ");
   if (text === "-" || text === "") return null;
-  return isNaN(number) || (unit && !UNITS[unit]) ? text : Number(number) * (UNITS[unit] || 1);
+  const [, digits, unit] = text.match(/^([-+]?[\d.,]+(?:e[-+]?\d+)?)(?: ([^\s\d]+))?(?: to .+)?$/) ?? [];
+  const number = Number(digits?.replaceAll(",", ""));
+  return isNaN(number) ? text : number * (UNITS[unit] || 1);
 }
 
 // Unknown values come last in both directions.
@@ -40,6 +43,7 @@ for (const table of document.querySelectorAll("table")) {
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
     for (const cell of cells) {
       cell.classList.toggle("text", cell.textContent.length > LONG);
+      cell.classList.toggle("unbroken", cell.textContent.trim().length <= UNBROKEN);
       cell.classList.toggle("name", !/\s/.test(cell.textContent.trim()));
       cell.classList.toggle("unknown", ["-", ""].includes(cell.textContent.trim()));
       cell.dataset.label = head.textContent;
@@ -100,6 +104,9 @@ const WHOLE = [...TEXT, "rest"];
 const filter = document.getElementById("filter");
 const ENDING = new RegExp(filter?.dataset.ending ?? "$^", "i");
 const spellings = JSON.parse(filter?.dataset.spellings ?? "[]");
+const VERDICTS = JSON.parse(filter?.dataset.verdicts ?? "{}");
+// What is typed: each word, and a phrase in quotes as one.
+const wordsOf = (typed) => [...typed.matchAll(/["“”]([^"“”]+)["“”]|[^\s"“”]+/g)].map((each) => each[1] ?? each[0]);
 
 function alike(words) {
   for (const [typed, meant] of spellings) {
@@ -123,14 +130,30 @@ function textOf(card, parts) {
   return [of, ...fields.map((field) => field.textContent)].join("\n");
 }
 
+function having(cards, wanted, parts) {
+  const patterns = wanted.map(pattern);
+  return cards.filter((card) => patterns.every((each) => each.test(textOf(card, parts))));
+}
+
+// The verdicts among words, and the other words. Beside a word that claims have next to it, "holds" is no verdict.
+function verdictsApart(cards, words) {
+  const verdicts = [];
+  const others = [];
+  for (let place = 0, several; place < words.length; place += several || 1) {
+    several = words.length - place;
+    const typed = () => words.slice(place, place + several).join(" ").toLowerCase();
+    while (several && !VERDICTS[typed()]) several -= 1;
+    const beside = [[others.at(-1), "holds"], ["holds", words[place + several]]].filter((each) => each.every(Boolean));
+    if (typed() === "holds" && beside.some((each) => having(cards, [each.join(" ")], TEXT).length)) several = 0;
+    if (several) verdicts.push(VERDICTS[typed()]);
+    else others.push(words[place]);
+  }
+  return [verdicts, others];
+}
+
 // Those that `study claims` finds by these words.
-function found(cards, typed, byHead) {
-  const words = typed.split(/[\s"]+/).filter(Boolean);
+function found(cards, words, byHead) {
   const phrase = [words.join(" ")];
-  const having = (wanted, parts) => {
-    const patterns = wanted.map(pattern);
-    return cards.filter((card) => patterns.every((each) => each.test(textOf(card, parts))));
-  };
   if (!words.length) return cards;
   const name = phrase[0].toLowerCase().replace(/^the /, "");
   const named = / (paper|article)$/.test(name) ? cards.filter((card) => {
@@ -138,12 +161,12 @@ function found(cards, typed, byHead) {
     return called && called.match(pattern(name))?.[0] === called;
   }) : [];
   if (named.length) return named.filter((card) => !card.closest(".asides"));
-  const titled = words.length > 2 ? having(phrase, ["about"]) : [];
+  const titled = words.length > 2 ? having(cards, phrase, ["about"]) : [];
   if (titled.length) return titled;
-  const about = byHead && words.length > 1 ? having(phrase, ["head"]) : [];
+  const about = byHead && words.length > 1 ? having(cards, phrase, ["head"]) : [];
   if (about.some((card) => card.dataset.verdict)) return about;
   for (const [wanted, parts] of [[phrase, TEXT], [words, TEXT], [phrase, WHOLE], [words, WHOLE]]) {
-    const several = having(wanted, parts);
+    const several = having(cards, wanted, parts);
     if (several.length) return several;
   }
   return [];
@@ -153,12 +176,14 @@ function found(cards, typed, byHead) {
 function chooseCards() {
   const { word, document: of, ...kinds } = Object.fromEntries(new FormData(filter));
   const isOf = (section) => section.dataset.document.startsWith(of ?? "");
-  const narrows = Boolean(of) || Object.values(kinds).some(Boolean);
-  const fits = (card) => isOf(card.closest("[data-document]"))
-    && Object.entries(kinds).every(([name, kind]) => !kind || kind === card.dataset[name]);
   const [all, asides] = [".claims > li", ".asides > li"].map((which) => [...document.querySelectorAll(`[data-document] ${which}`)]);
-  const shown = new Set(found(all.filter(fits), word, !narrows));
-  const told = word.trim() ? found(asides.filter(fits), word, false) : [];
+  const [verdicts, words] = verdictsApart(all, wordsOf(word));
+  const narrows = Boolean(of) || verdicts.length > 0 || Object.values(kinds).some(Boolean);
+  const fits = (card) => isOf(card.closest("[data-document]"))
+    && verdicts.every((verdict) => verdict === card.dataset.verdict)
+    && Object.entries(kinds).every(([name, kind]) => !kind || kind === card.dataset[name]);
+  const shown = new Set(found(all.filter(fits), words, !narrows));
+  const told = words.length ? found(asides.filter(fits), words, false) : [];
   for (const card of all) card.hidden = !shown.has(card);
   for (const section of document.querySelectorAll("[data-document]")) {
     const source = section.querySelector(".source");

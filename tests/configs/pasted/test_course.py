@@ -7,6 +7,7 @@ import pytest
 
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
+from tests.cases import for_each
 
 TRAINER = "{{'loss': {loss:.4f}, 'grad_norm': {norm:.3f}, 'learning_rate': {rate:.3g}, 'epoch': {epoch:.3f}}}"
 PLAIN = "step {step} | loss {loss:.4f} | gnorm {norm:.3f}"
@@ -134,7 +135,7 @@ def test_a_loss_that_rises_and_ends_in_nan_began_to_rise_before(end):
     assert at_once.id != "loss-goes-up"
 
 
-@pytest.mark.parametrize("case", WELL)
+@for_each("case", WELL)
 def test_a_log_that_is_well_has_none(case):
     assert answer(WELL[case]).found == ()
 

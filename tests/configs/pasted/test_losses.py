@@ -9,6 +9,7 @@ from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
 from study.configs.pasted.condense import COLOR
 from study.configs.pasted.lines import Log
+from tests.cases import for_each
 from tests.configs.pasted.test_pasted import EXAMPLES
 
 OVERFLOW = "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
@@ -105,7 +106,7 @@ LOST = [1.61, 1.52, 1.49, 7.91, 8.33, 7.95]
 EXPLODED = [1.2, 1.1, 38.2, 4120.7, 88.0, 12.2]
 
 
-@pytest.mark.parametrize("form", [*FORMS, *TABLES])
+@for_each("form", [*FORMS, *TABLES])
 def test_a_run_that_diverges_is_read_in_the_form_of_each_trainer(form):
     text = COLOR.sub("", log(LOST, form, EXPLODED))
     assert Log.of(text).losses.values == pytest.approx(LOST, abs=0.01)
@@ -134,6 +135,7 @@ WRONG = {
     "constant, norm nan": (log(9 * [2.3145], norms=9 * [math.nan]), "norm-nan"),
     "0": (log(6 * [0.0], "LLaMA-Factory"), "loss-zero"),
     "nan from the first step": (log(4 * [math.nan]), "loss-nan"),
+    "nan, filled to five characters": (log(4 * [math.nan], "Lightning").replace("nan", "nan.0"), "loss-nan"),
     "nan later": (log([*A, math.nan, math.nan], "Megatron"), "loss-nan"),
     "overflow to the lowest scale": (
         "".join(OVERFLOW.format(2**n, 2**n // 2) for n in range(16, 0, -1)),
@@ -194,7 +196,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
+@for_each("case", WRONG)
 def test_what_goes_wrong_is_told_first(case):
     text, expected = WRONG[case]
     told, (id, _, words) = answer(text), expected.partition(" ")
@@ -242,7 +244,7 @@ WELL = {
 }
 
 
-@pytest.mark.parametrize("case", WELL)
+@for_each("case", WELL)
 def test_a_healthy_training_stays_silent(case):
     assert answer(WELL[case]).found == ()
 
@@ -273,7 +275,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("words", SAID)
+@for_each("words", SAID)
 def test_a_strangers_words_find_what_belongs_to_them(words):
     found = [each.id for each in answer("", words).found]
     assert (SAID[words] in found) if SAID[words] else not found
@@ -296,6 +298,34 @@ def test_each_sign_of_a_log_has_words_without_braces():
         words = next(words for words in SAID if SAID[words] == id)
         seen = next(each for each in answer("", words).found if each.id == id)
         assert not {*"{}"} & {*seen.sentence, *seen.remedy}
+
+
+WELL_UP_TO_9 = "".join(
+    f"{{'loss': {2.4 - step / 99:.3f}, 'grad_norm': 1.{step}, 'epoch': 0.{step}}}\n" for step in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "id", "quoted"),
+    [
+        ((("2.31", "nan"), *3 * [("0.0", "nan")]), "loss-zero", "{'loss': 2.31, 'grad_norm': nan"),
+        ((("7841", "inf"), ("2.31", "nan"), ("0.0", "nan")), "loss-zero", "{'loss': 7841, 'grad_norm': inf"),
+        ((("2.31", "nan"), ("2.32", "1.1"), *3 * [("0.0", "nan")]), "loss-zero", "{'loss': 0.0, 'grad_norm': nan"),
+        (3 * (("0.0", "nan"),), "loss-zero", "{'loss': 0.0, 'grad_norm': nan"),
+        ((("2.31", "inf"), ("2.32", "nan"), ("2.33", "nan")), "norm-nan", "{'loss': 2.31, 'grad_norm': inf"),
+    ],
+)
+def test_the_line_that_is_quoted_is_the_first_with_trouble(lines, id, quoted):
+    told = answer(
+        WELL_UP_TO_9 + "".join(f"{{'loss': {loss}, 'grad_norm': {norm}, 'epoch': 0.9}}\n" for loss, norm in lines)
+    )
+    assert (told.id, told.found[0].line.startswith(quoted)) == (id, True)
+
+
+def test_the_overflow_that_is_quoted_is_the_first_of_those_without_a_step_between():
+    before = OVERFLOW.format(2**16, 2**15) + OVERFLOW.format(2**15, 2**14)
+    told = answer(before + "".join(OVERFLOW.format(2**scale, 2 ** (scale - 1)) for scale in range(24, 0, -1)))
+    assert (told.id, f"scale: {2**24}," in told.found[0].line) == ("overflow-skips", True)
 
 
 TIMED = [
@@ -340,6 +370,49 @@ def test_steps_that_grow_are_told_in_whatever_form_their_time_stands(form):
         assert answer(lines(12 * [0.8]) + BETWEEN_TEXTS + lines(12 * [9])).found == ()
     for well in ([*5 * [0.8], *7 * [1.1]], [0.8, 2.9, *5 * [0.8, 0.9], 3.0]):
         assert answer(lines(well)).id != "steps-slow-down"
+
+
+@pytest.mark.parametrize("form", [TIMED[0], TIMED[6], TIMED[7], "[rank{rank}]: " + TIMED[6]])
+def test_a_first_step_that_was_counted_otherwise_is_no_trend(form):
+    def told(seconds):
+        steps = enumerate(seconds)
+        rows = [form.format(step=step, s=s, rate=40 / s, rank=rank) for step, s in steps for rank in range(4)]
+        rows = rows if "{rank}" in form else rows[::4]
+        return answer("\n".join(row.replace("2.3", f"2.{999 - at}") for at, row in enumerate(rows))).id
+
+    assert told([0.4, 1.0, 1.05, 1.1, 1.15]) != "steps-slow-down"
+    assert told([0.4, 1.0, 1.0]) != "steps-slow-down"
+    assert told([0.9, 1.0, 1.3, 1.7, 2.2, 2.9]) == "steps-slow-down"
+
+
+@pytest.mark.parametrize(
+    "form", ["iteration: {step} / 99 | tokens_per_sec: {rate} | lm_loss: 9.{left}", "step {step} | {rate} tok/s"]
+)
+def test_thousands_of_tokens_are_fewer_than_millions(form):
+    """As nanotron writes them: the first step compiles."""
+
+    def told(*rates):
+        rows = enumerate(rates)
+        return answer("\n".join(form.format(step=step, rate=rate, left=99 - step) for step, rate in rows)).id
+
+    assert told("466K", "3.71M", "3.7M", "3.72M", "3.7M", "3.69M") != "steps-slow-down"
+    assert told("3.7M", "3.71M", "3.7M", "466K", "460K", "461K") == "steps-slow-down"
+
+
+@pytest.mark.parametrize("epoch", ["nan", "inf", "1e400"])
+def test_an_epoch_that_is_no_number_is_not_read(epoch):
+    text = log(falling(30)).replace("'epoch': 0.9", f"'epoch': {epoch}")
+    assert epoch in text
+    assert answer(text).found == ()
+
+
+@pytest.mark.parametrize("name", ["train_time", "total time"])
+def test_a_time_since_the_start_is_not_that_of_a_step(name):
+    """As speedruns of nanoGPT write it: their first steps have none."""
+    form = "step:{}/1750 train_loss:{:.3f} {}:{}ms step_avg:130.10ms"
+    rows = [form.format(step, 10.8 - step / 9, name, max(0, step - 9) * 130) for step in range(30)]
+    assert answer("\n".join(rows)).id != "steps-slow-down"
+    assert answer("\n".join(f"step {step} loss {9 - step / 9} step_time 0s" for step in range(30))).found == ()
 
 
 TIMED_ONCE = "loss {:.3f} step_time {}s"

@@ -9,6 +9,7 @@ from study.configs import scripts
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
 from study.configs.pasted.one_rank import on_one_rank, skipped_alone
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 from tests.configs.pasted.test_pasted import WORK
 
@@ -62,8 +63,8 @@ def script(guard: str, call: str) -> str:
     return f"def main():\n    train()\n    if {guard}:\n        print('saving')\n        {call}\n"
 
 
-@pytest.mark.parametrize("guard", GUARDS)
-@pytest.mark.parametrize("call", CALLS)
+@for_each("guard", GUARDS)
+@for_each("call", CALLS)
 def test_the_line_that_one_rank_runs_alone_is_the_answer_to_a_hang(guard, call):
     told = answer(HANG, scripts={Path("train.py"): script(guard, call)})
     assert told.id == CALLS[call]
@@ -71,7 +72,7 @@ def test_the_line_that_one_rank_runs_alone_is_the_answer_to_a_hang(guard, call):
     assert told.found[0].line.removeprefix("train.py:5: ") in call
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("guard", "call"),
     [
         ("True", "trainer.save_model('out')"),
@@ -287,7 +288,7 @@ STATES = (
 )
 
 
-@pytest.mark.parametrize("text", SCRIPTS)
+@for_each("text", SCRIPTS)
 def test_a_script_whose_ranks_part_before_a_collective_is_told_by_its_line(text):
     lines = [each.line for each in on_one_rank({Path("train.py"): text})]
     assert [line.split(":")[1] for line in lines][:1] == ([str(SCRIPTS[text])] if SCRIPTS[text] else [])
@@ -452,7 +453,7 @@ SKIPS = {
 PLACES = [(place, line) for place, lines in SKIPS.items() for line in lines]
 
 
-@pytest.mark.parametrize(("place", "line"), PLACES)
+@for_each(("place", "line"), PLACES)
 def test_a_batch_that_one_rank_alone_leaves_out_may_hang(place, line):
     script = LOOP.format(**{"before": "", "after": "", "end": "", place: line})
     told = answer(f"{HANG}{BETWEEN_TEXTS}{script}", scripts={Path("train.py"): script})

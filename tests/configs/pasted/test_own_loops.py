@@ -10,6 +10,7 @@ from study.configs.pasted import own_loops
 from study.configs.pasted.answer import answer
 from study.configs.pasted.read import read
 from study.known.rules import ROOT
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 
 SCALED = """scaler = torch.amp.GradScaler({given})
@@ -126,6 +127,10 @@ CROSS = "loss = F.cross_entropy"
 FOUR, EIGHT = " " * 4, " " * 8
 WITHIN = f"{FOUR}with accelerator.accumulate(model):\n"
 BACKWARD_4 = f"{EIGHT}accelerator.backward(loss)\n{EIGHT}" + UPDATE.format(EIGHT)
+STEPS = "gradient_accumulation_steps"
+OF_PLUGIN = ACC.format(steps="").replace(f"{STEPS}=", "")
+ENGINE = "import deepspeed\nengine, *_ = deepspeed.initialize(model=model, config=config)\nfor rows in loader:\n"
+OF_ENGINE = "    engine.backward(loss)\n    engine.step()\n"
 # Loops, and the mistakes of each: none, if it is right.
 OWN_LOOPS = {
     f"{ADAM}\n{SHARD}\n{TRAIN}": ["optimizer_of_other_tensors"],
@@ -157,6 +162,18 @@ OWN_LOOPS = {
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss / 4\n{BACKWARD_4}": ["divided_again"],
     f"{ACC.format(steps=16)}{WITHIN}{EIGHT}loss = loss_of(rows)\n{EIGHT}loss /= 16\n{BACKWARD_4}": ["divided_again"],
     f"{ACC.format(steps='args.accum')}{WITHIN}{EIGHT}loss = f(rows) / args.accum\n{BACKWARD_4}": ["divided_again"],
+    # By what the library itself says: it divides by that in any case.
+    f"{OF_PLUGIN}{WITHIN}{EIGHT}loss = f(rows) / accelerator.{STEPS}\n{BACKWARD_4}": ["divided_again"],
+    f"{OF_PLUGIN}{WITHIN}{EIGHT}loss = f(rows) / 4\n{BACKWARD_4}": [],  # of the launcher may be 1
+    f"{ENGINE}    loss = f(rows) / engine.{STEPS}()\n{OF_ENGINE}": ["divided_again"],
+    f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}".replace("d(loss", f"d(loss / engine.{STEPS}()"): ["divided_again"],
+    f"config = {{'{STEPS}': args.accum}}\n{ENGINE}    loss = f(rows)\n    loss /= args.accum\n{OF_ENGINE}": [
+        "divided_again"
+    ],
+    f"{ENGINE}    loss = f(rows) / engine.{STEPS}()\n{OF_ENGINE}".replace("(loss)", "(loss, scale_wrt_gas=False)"): [],
+    f"{ENGINE}    loss = f(rows) / rows.tokens\n{OF_ENGINE}": [],
+    f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}    print(loss / engine.{STEPS}())\n": [],
+    f"{ENGINE}    loss = f(rows)\n{OF_ENGINE}    loss = loss / engine.{STEPS}()\n": [],
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss\n{BACKWARD_4}": [],
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss / rows.tokens\n{BACKWARD_4}": [],
     f"{ACC.format(steps=4)}{WITHIN}{EIGHT}loss = model(**rows).loss\n{BACKWARD_4}    print(loss / 4)\n": [],
@@ -174,7 +191,7 @@ OWN_LOOPS = {
 }
 
 
-@pytest.mark.parametrize("script", OWN_LOOPS)
+@for_each("script", OWN_LOOPS)
 def test_a_loop_has_the_mistakes_that_it_makes_and_no_other(script):
     found = answer(script, scripts={Path("train.py"): script}).found
     assert [each.id for each in found] == OWN_LOOPS[script]
@@ -261,8 +278,8 @@ ENGINES = {
 }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("script", CLIPPED)
+@for_each("engine", ENGINES)
+@for_each("script", CLIPPED)
 def test_clipping_by_torch_is_told_where_it_clips_nothing_or_a_part(script, engine):
     told = answer(f"{engine}\n{BETWEEN_TEXTS}{script}", scripts={Path("train.py"): script})
     clips = [each.id for each in told.found if each.id.startswith("clipped_")]
@@ -340,7 +357,7 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize(("workers", "ddp", "read"), CAUSES)
+@for_each(("workers", "ddp", "read"), CAUSES)
 def test_what_may_make_steps_slow_is_told_to_who_says_so(workers, ddp, read):
     script = SLOW.format(workers=workers, ddp=ddp, read=read)
     told = answer(script, "slow", scripts={Path("train.py"): script})

@@ -37,6 +37,7 @@ from study.core.errors import Stop
 from study.core.gpus import GPUS
 from study.known.faults import releases_of
 from study.known.faults import table as faults
+from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
 from tests.conftest import ROOT, python, table
 
@@ -103,7 +104,7 @@ def example(id: str) -> str:
     return EXAMPLES[id]["text"]
 
 
-@pytest.mark.parametrize("id", EXAMPLES)
+@for_each("id", EXAMPLES)
 def test_each_example_has_a_row(id):
     tables = "tracebacks.toml, signs.toml or situations.toml in study/configs/pasted/"
     rows = {*tracebacks.messages(), *tracebacks.rows(), *situations.situations()}
@@ -113,7 +114,7 @@ def test_each_example_has_a_row(id):
 OF_NOTES = {*tracebacks.rows(), *matching.symptoms_table()}  # a note explains signs and symptoms, too
 
 
-@pytest.mark.parametrize("id", tracebacks.messages())
+@for_each("id", tracebacks.messages())
 def test_each_message_is_explained_by_its_row_and_by_no_other(id):
     message = tracebacks.messages()[id]
     found = [each.id for each in tracebacks.errors(example(id))]
@@ -139,6 +140,30 @@ def test_a_message_is_known_as_it_is_quoted_wrapped_and_printed_by_a_rank():
             assert id in [each.id for each in tracebacks.errors(text)], text
 
 
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("RuntimeError: Expected all tensors to be on the same devic", "two-devices"),
+        ("RuntimeError: CUDA error: device-side assert trigg...", "device-assert"),
+        ("ValueError: DeepSpeed Zero-3 is not compatible wit", "zero3-device-map"),
+        ("RuntimeError: Expected to have finished reduction in the prior iteration befo", "unused-parameters"),
+        # What differs is cut off, or nothing is.
+        ("RuntimeError: Expected all tensors to be on the same device, but found at least two device", ""),
+        ("RuntimeError: CUDA error: operation n", ""),
+        ("AttributeError: 'NoneType' object has no attr", ""),
+        ("AttributeError: 'Odd' object has no attribute 'd", ""),
+        ("RuntimeError: Expected all ten", ""),
+        ("RuntimeError: Expected all tensors to be on the same devices", ""),
+        ("RuntimeError: Expected all tensors to be on the same devic\nTraining goes on", ""),
+    ],
+)
+def test_a_message_that_is_cut_at_the_end_of_a_text_is_known_if_it_is_one_alone(line, id):
+    told = answer(f'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n    main()\n{line}')
+    assert (told.id, told.is_answered) == (id, bool(id))
+    assert answer(f"{line}\n", "crashed").id == answer(f"{line}\n\n\f\nimport torch").id == id
+    assert not {*"{}"} & {*"".join(each.sentence + each.remedy for each in told.found)}
+
+
 def test_a_difference_that_a_library_accepts_is_no_error():
     differ = "Installed CUDA version 12.2 does not match the version torch was compiled with 12.4"
     accepted = f"{differ} but since the APIs are compatible, accepting this combination"
@@ -148,7 +173,7 @@ def test_a_difference_that_a_library_accepts_is_no_error():
         assert [each.id for each in tracebacks.errors(text)] == ["cuda-mismatch"]
 
 
-@pytest.mark.parametrize("id", [*tracebacks.rows(), *situations.situations()])
+@for_each("id", [*tracebacks.rows(), *situations.situations()])
 def test_each_sign_and_each_situation_is_seen_in_its_text(id):
     assert id in [each.id for each in diagnosed(example(id)).found]
 
@@ -309,7 +334,7 @@ def test_a_config_in_a_text_has_its_mistakes_named_and_an_empty_text_no_question
 # --- logs and threads of others --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", WELL)
+@for_each("name", WELL)
 def test_nothing_is_found_in_a_training_that_is_well(name):
     assert len(WELL) > 50
     assert answer(WELL[name]).found == ()
@@ -323,7 +348,7 @@ ERRORS = [example(id) for id in ("column-missing", "dp-world-size")] + [
 ]
 
 
-@pytest.mark.parametrize("line", HARMLESS)
+@for_each("line", HARMLESS)
 def test_a_line_that_is_always_printed_is_no_symptom_and_is_not_told_beside_an_error(line):
     alone = answer(line)
     assert not {*alone.seen} & {"hang", "slow", "memory", "loss", "no-update"}
@@ -341,7 +366,7 @@ def test_all_lines_that_are_always_printed_say_nothing_beside_an_error(error):
     assert answered(f"{lines}\n{OF_STEP}").found == ()
 
 
-@pytest.mark.parametrize("name", THREADS)
+@for_each("name", THREADS)
 def test_a_public_thread_has_the_answer_that_was_judged(name):
     assert diagnosed(THREADS[name]).id == JUDGED[name]["id"]
 
@@ -539,12 +564,27 @@ torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 ha
 CONSEQUENCES = [id for id, message in tracebacks.messages().items() if message.follows]
 
 
-@pytest.mark.parametrize("id", CONSEQUENCES)
-@pytest.mark.parametrize("error", [OUT_OF_MEMORY, EXAMPLES["weight-not-2d"]["text"]], ids=["memory", "traceback"])
+@for_each("id", CONSEQUENCES)
+@for_each("error", [OUT_OF_MEMORY, EXAMPLES["weight-not-2d"]["text"]], ids=["memory", "traceback"])
 def test_a_consequence_is_told_only_without_the_error_that_it_follows(error, id):
     found = [each.id for each in answer(f"{error}\n{EXAMPLES[id]['text']}").found]
     assert found
     assert not {*found} & {*CONSEQUENCES}
+
+
+RAISED = 'Traceback (most recent call last):\n  File "{file}.py", line 4, in f\n    g()\n{error}\n'
+
+
+@pytest.mark.parametrize(
+    "line", ["RuntimeError: gloo/pair.cc:534] Connection closed by peer [127.0.0.1]:12", "X: ncclRemoteError"]
+)
+def test_an_error_that_is_not_known_is_quoted_and_not_what_follows_on_another_rank(line):
+    own, lost = RAISED.format(file="own", error="KeyError: 'foo'"), RAISED.format(file="lost", error=line)
+    for text in (own + lost, lost + own):
+        told = answer(text)
+        assert told.found == ()
+        assert told.nothing == "This error is not known here: KeyError: 'foo'. It comes from line 4 of own.py"
+    assert [each.follows for each in answer(lost).found] == [True]
 
 
 @pytest.mark.parametrize("id", [id for id in WAITED if id in EXAMPLES])
@@ -573,15 +613,16 @@ CUT = """{rank}Traceback (most recent call last):
 @pytest.mark.parametrize("rank", ["", "[rank0]: "])
 def test_a_traceback_that_is_cut_is_asked_for_its_last_line(rank):
     told = answer(CUT.format(rank=rank))
-    assert "last line" in told.nothing
+    for text in (CUT, CUT[: CUT.index("ainer.train")], CUT[: CUT.index("{rank}    trainer")]):
+        assert "last line" in answer(text.format(rank=rank).replace("train.py", "run.py")).nothing
     assert "last line" in told.questions[0]
     for error in ("KeyError: 'label'", "my.lib.OddError", "KeyboardInterrupt"):
         told = answer(f"{CUT.format(rank=rank)}{rank}{error}\n")
         assert not any("last line" in each for each in (told.nothing, *told.questions))
 
 
-@pytest.mark.parametrize("rank", ["", "[rank0]: "])
-@pytest.mark.parametrize(
+@for_each("rank", ["", "[rank0]: "])
+@for_each(
     "error",
     [
         "KeyError: 'label'",
@@ -593,7 +634,7 @@ def test_a_traceback_that_is_cut_is_asked_for_its_last_line(rank):
         "Exception: x",
     ],
 )
-@pytest.mark.parametrize(
+@for_each(
     "launcher",
     [
         *(EXAMPLES[id]["text"] for id in ("child-failed", "sigterm", "sigabrt", "exit-barrier", "srun-task-ended")),
@@ -747,7 +788,7 @@ def test_a_remedy_is_whole_where_nothing_is_in_use():
         assert in_use.advised(remedy, hello) == remedy
 
 
-@pytest.mark.parametrize("id", in_use.rows())
+@for_each("id", in_use.rows())
 def test_what_a_text_says_is_in_use_is_advised_by_no_remedy(id):
     row, pasted = in_use.rows()[id], read(IN_USE[id])
     for name, remedy in REMEDIES.items():
@@ -842,10 +883,8 @@ FRAME = (
 )
 
 
-@pytest.mark.parametrize("package", ["megatron/core", "torchtitan", "lightning/pytorch", "colossalai", "nemo/core"])
-@pytest.mark.parametrize(
-    "error", ["AssertionError", "AssertionError: (torch.Size([]), 0, 77856768)", "AssertionError: "]
-)
+@for_each("package", ["megatron/core", "torchtitan", "lightning/pytorch", "colossalai", "nemo/core"])
+@for_each("error", ["AssertionError", "AssertionError: (torch.Size([]), 0, 77856768)", "AssertionError: "])
 def test_an_assertion_without_words_is_placed_and_no_stage_of_zero_is_asked_of_another_framework(package, error):
     path = f"{package}/optimizer/sharded.py"
     told = answer(FRAME.format(path=path, function="load_shards", code="assert a.shape == b.shape, (", error=error))
@@ -863,6 +902,64 @@ def test_an_assertion_that_says_why_is_quoted_alone_and_deepspeed_is_asked_for_i
 
 
 # --- any text --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "id"),
+    [
+        ("OSError: libaio.so.1: cannot open shared object file: No such file or directory", "libaio-not-linked"),
+        ("python: symbol lookup error: x/libtorch_cuda.so: undefined symbol: ncclCommRegister", "nccl-other-build"),
+        ("ImportError: x/transformer_engine_torch.so: undefined symbol: ncclMemAlloc", "undefined-symbol"),
+        ("ImportError: x/libtorch_cuda.so: undefined symbol: cublasLtCreate", "undefined-symbol"),
+        ("ImportError: x/fused_adam.so: undefined symbol: iomanip_io_setups", "undefined-symbol"),
+    ],
+)
+def test_a_symbol_that_is_missing_is_told_by_the_library_that_has_it(line, id):
+    assert answer(line).id == id
+
+
+RAY_DIED = (
+    "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.\nWorker exit type: "
+    "SYSTEM_ERROR There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high "
+    "memory usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV or other "
+    "unexpected errors."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        (RAY_DIED, "ray-actor-died"),
+        (f"{RAY_DIED}\nOut of memory: Killed process 42 (python)", "memory-elsewhere"),
+        (f"{RAY_DIED}\n*** SIGSEGV received at time=1 on cpu 2 ***", "ray-actor-died"),
+        ("AttributeError: 'NoneType' object has no attribute 'cadam32bit_grad_fp32'", "bitsandbytes-no-gpu"),
+        ("AttributeError: 'NoneType' object has no attribute 'cache'", ""),
+        ("Instance i-0 was preempted by the provider", "preempted"),
+    ],
+)
+def test_causes_that_a_library_only_lists_are_not_told(text, id):
+    assert answer(text).id == id
+
+
+STEPS_BAR = " {share:.0%}|#   | {step}/3000 [00:{step}<10:00, 1.21s/it]\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "stops"),
+    [
+        ("", True),
+        ("100%|####| 50/50 [00:02<00:00, 20.1it/s]\n", True),  # of an evaluation
+        ("Map: 100%|####| 9000/9000 [00:02<00:00, 20.1it/s]\n", True),
+        (STEPS_BAR.format(step=3000, share=1), False),
+        ("{'train_runtime': 812.3, 'train_steps_per_second': 1.2}", False),
+        ("Traceback (most recent call last):\nKeyError: 'label'", False),
+        ("^CTraceback (most recent call last):\nKeyboardInterrupt", False),
+    ],
+)
+def test_a_log_that_simply_stops_says_at_which_step(ends, stops):
+    told = answer("".join(STEPS_BAR.format(step=step, share=step / 3000) for step in (810, 811, 812)) + ends)
+    assert told.nothing.startswith("The log stops at step 812 of 3000 (27%) and shows no error") == stops
+    assert told.found == ()
 
 
 @pytest.mark.parametrize(
@@ -1113,7 +1210,7 @@ def test_a_count_of_parameters_that_is_printed_is_taken(text, parameters):
     assert of_model(text).parameters == parameters
 
 
-@pytest.mark.parametrize("row", table("configs/pasted/said.toml")["said"], ids=lambda row: row["text"].strip()[:40])
+@for_each("row", table("configs/pasted/said.toml")["said"], ids=lambda row: row["text"].strip()[:40])
 def test_a_word_counts_with_its_value_and_what_is_off_says_that_it_is_off(row):
     assert said_of(row["text"]) == row["said"]
 
@@ -1373,7 +1470,7 @@ def printed(name: str, rows: list, loss: float = 1, norm: float = 1) -> str:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("loss", "norm", "says"),
     [
         (8, 8, "each loss and each norm of the second log is 8.00 times that of the first: usually a sum over the 8 m"),
@@ -1393,7 +1490,7 @@ def printed(name: str, rows: list, loss: float = 1, norm: float = 1) -> str:
         (1.05, 1, None),
     ],
 )
-@pytest.mark.parametrize("name", ["epoch", "step"])
+@for_each("name", ["epoch", "step"])
 def test_two_logs_in_one_ratio_are_told_first_with_what_makes_it(loss, norm, says, name, monkeypatch, capsys, tmp_path):
     (tmp_path / "ddp.log").write_text(printed(name, FALLING))
     (tmp_path / "z3.log").write_text(printed(name, FALLING[:-1], loss, norm))
@@ -1422,7 +1519,7 @@ def test_losses_and_norms_that_jump_by_a_number_of_the_training_are_told(loss, n
         assert "loss-jumps-on-resume" not in [each.id for each in told.found]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("words", "says"),
     [
         ("loss is 8 times as high after the upgrade", "a sum over the 8 micro-batches of an update"),
@@ -1543,7 +1640,7 @@ def test_the_files_of_a_traceback_say_which_code_ran_and_no_setting(frame):
 REPLACED = tracebacks.messages()["evaluation-strategy"].instead
 
 
-@pytest.mark.parametrize("name", REPLACED)
+@for_each("name", REPLACED)
 def test_an_argument_that_is_gone_has_one_in_its_place_that_the_installed_release_has(name):
     """Of warmup_ratio it said what became of tokenizer."""
     (seen,) = tracebacks.errors(f"TypeError: TrainingArguments.__init__() got an unexpected keyword argument '{name}'")
@@ -1611,8 +1708,8 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("version", [1, 2])
-@pytest.mark.parametrize(("classes", "model", "is_wrong"), LAYERS)
+@for_each("version", [1, 2])
+@for_each(("classes", "model", "is_wrong"), LAYERS)
 def test_a_layer_class_of_another_family_is_told_before_the_start(classes, model, is_wrong, version):
     told = answer(WRAPS.format(classes=classes, version=version) + LOADS.format(model=model))
     assert (told.id == "fsdp-layer-name") is is_wrong

@@ -7,6 +7,7 @@ import pytest
 
 from study.configs.oom.reading import BETWEEN_TEXTS
 from study.configs.pasted.answer import answer
+from tests.cases import for_each
 
 STEPS, WARM_UP, PEAK = 1000, 100, 2e-5
 Of = Callable[[int], float]  # a step
@@ -70,8 +71,8 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("log", [trainer, own_loop])
-@pytest.mark.parametrize("case", FOUND.values(), ids=FOUND)
+@for_each("log", [trainer, own_loop])
+@for_each("case", FOUND.values(), ids=FOUND)
 def test_what_does_not_go_on_after_a_resume_is_found(case, log):
     id, before, after, loss = case
     told = answer(log(BEFORE, before) + RESUMED.format(500) + log(AFTER, after, loss))
@@ -85,6 +86,20 @@ def test_what_does_not_go_on_after_a_resume_is_found(case, log):
 def test_a_resume_is_seen_by_the_line_of_a_loop(line):
     told = answer(f"{trainer(BEFORE, linear)}{line}\n{trainer(AFTER, linear, lambda step: falling(step) + 1)}")
     assert told.id == "loss-jumps-on-resume"
+
+
+@pytest.mark.parametrize(
+    "end", ["slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2025 DUE TO TIME LIMIT ***", "JOB 7 DUE TO PREEMPTION"]
+)
+def test_what_a_resumed_job_shows_comes_before_how_the_job_before_it_ended(end):
+    first, resumed = trainer(BEFORE, linear) + end, RESUMED.format(500) + trainer(AFTER, linear)
+    ends_too = answer(f"{first}\n{resumed}{end}\n").id
+    assert answer(first).id == ends_too != ""
+    assert answer(f"{first}\n{trainer(AFTER, linear)}").id == ends_too  # what was printed before it, and came late
+    jumps = RESUMED.format(500) + trainer(AFTER, linear, lambda step: falling(step) + 1)
+    assert answer(f"{first}\n{jumps}").id == "loss-jumps-on-resume"
+    assert answer(f"{first}\n{resumed}").found == ()
+    assert answer(f"{first}\n{resumed}RuntimeError: mat2 must be a matrix, got 1-D tensor").id == "matrix-not-gathered"
 
 
 def test_a_rate_that_is_higher_after_a_resume_may_begin_again_where_the_log_has_no_higher_one():
@@ -121,8 +136,8 @@ HEALTHY = {
 }
 
 
-@pytest.mark.parametrize("log", [trainer, own_loop])
-@pytest.mark.parametrize("case", HEALTHY.values(), ids=HEALTHY)
+@for_each("log", [trainer, own_loop])
+@for_each("case", HEALTHY.values(), ids=HEALTHY)
 def test_a_training_that_goes_on_has_no_sign(case, log):
     before, after, rate = case
     text = log(before, rate) + RESUMED.format(after[0]) + log(after, rate)
