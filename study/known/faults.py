@@ -63,7 +63,7 @@ class Fault(BaseModel):
     # --- for the ledger: what the script finds, and how sure that is
     value: float | int | str | bool | None = None
     found: str = ""
-    certainty: Literal["", "high", "moderate", "low", "very low"] = ""
+    certainty: Literal["", "high", "moderate", "low"] = ""
     because: str = ""
 
     def contains(self, release: Version) -> bool:

@@ -19,7 +19,7 @@ from study.ledger.evidence import MAX_BYTES, MOVED, STRICT, Evidence, calculated
 FOLDER = Path(__file__).with_name("texts")
 VerdictWord = Literal["holds", "does not hold", "holds only if", "cannot be decided here"]
 VERDICTS = get_args(VerdictWord)  # in the order of tables
-CertaintyWord = Literal["high", "moderate", "low", "very low"]
+CertaintyWord = Literal["high", "moderate", "low"]
 CERTAINTIES = get_args(CertaintyWord)
 TopicWord = Literal["memory", "traffic", "losses", "time", "settings"]
 TOPICS = get_args(TopicWord)
@@ -59,7 +59,6 @@ class Claim(BaseModel):
     theirs: str = ""
     condition: str = ""  # under which it holds
     is_reading: bool = False  # of `condition`: settings alone are not enough, as what a word means has to be read so
-    is_fitted: bool = False  # we looked for settings that give the text's number
     would_decide: str = ""  # one that cannot be decided here
     not_judged: str = ""  # a part of the quoted sentence
     found: str  # why the answer is so, with all conditions

@@ -41,8 +41,8 @@ def in_words(claims: Sequence[Claim]) -> str:
         posts = counts(claim for claim in chosen if claim.in_post)["holds"]
         of_posts = f" ({posts} of DeepSpeed's posts)" if posts else ""
         do = "does" if not_ == 1 else "do"
-        read, fitted = (sum(getattr(claim, kind) for claim in chosen) for kind in ("is_reading", "is_fitted"))
-        of_them = f" ({fitted} fitted, {read} by a reading)" if fitted or read else ""
+        read = sum(claim.is_reading for claim in chosen)
+        of_them = f" ({read} by a reading)" if read else ""
         said.append(
             f"Of {len(chosen)} claims of {documents} {holds} hold{of_posts}, {not_} {do} not, "
             f"{only_if} hold under a condition{of_them}, "

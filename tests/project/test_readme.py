@@ -158,7 +158,7 @@ def test_the_verdicts_and_their_counts():
     others = [claim for claim in of_papers if claim.verdict == "holds"]
     posts = [claim for claim in others if re.match("Post|DeepSpeed's tutorial", claim.where)]
     false = [len([each for each in part if each.verdict == "does not hold"]) for part in (of_papers, written)]
-    words = f"A third of the papers' {total - of_articles} claims hold, a ninth of the articles' {of_articles}. "
+    words = f"A third of papers' and posts' {total - of_articles} claims hold, a ninth of articles' {of_articles}. "
     assert answer_of("claims") == words + "Most others are conditional or open."
     assert len(others) / (total - of_articles) == pytest.approx(1 / 3, abs=0.03)
     assert len(held) / of_articles == pytest.approx(1 / 9, abs=0.02)
@@ -175,8 +175,7 @@ def test_the_verdicts_and_their_counts():
     assert f"[How {total} were judged](reports/answers/claims.md)" in README
     decided = [claim for claim in texts.claims() if claim.certainty]
     sure = Counter(claim.certainty for claim in decided)
-    low = sure["low"] + sure["very low"]
-    said = f"{sure['high']} are of high certainty, {sure['moderate']} of moderate, and {low} of low or very low."
+    said = f"{sure['high']} are of high certainty, {sure['moderate']} of moderate, and {sure['low']} of low."
     assert f"Of the {len(decided)} decided claims {said}" in page
     without = [claim for claim in decided if not {piece.kind for piece in claim.evidence} & {"runs", "reproduction"}]
     assert f"{len(without)} rest on no real run of ours" in page

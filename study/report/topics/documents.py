@@ -85,7 +85,6 @@ CERTAIN = {
     "high": style.PARTS["weights"],
     "moderate": style.PARTS["gathered weights"],
     "low": style.PARTS["gradients"],
-    "very low": style.PARTS["activations, temporaries"],
     "open": style.PARTS["other"],
 }
 BY_EVIDENCE = style.StackedBars("claims", CERTAIN, "{:.0f}".format, "claims, by the strongest kind of their evidence")
