@@ -14,6 +14,7 @@ from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
 from study.core.files import beside
 from study.core.text import say, say_wrapped
+from study.known.explained import Explained
 from study.ledger import search, texts
 from study.records.compare import REASONS
 from study.records.groups import grouped
@@ -60,16 +61,10 @@ def explain(
         else:
             count_kinds(rows)
         return rows
-    answers: list[dict] = []
-    of_readme = answers_to(ids)
-    for each in of_readme:
-        answers.append(row_of(each["question"], "answer", each["answer"]))
-        page = f"To read next: reports/answers/{each['name']}.md"
-        say_wrapped(f"{each['question']} {each['answer']}", f"How it is known: {each['known']}.", page, "")
+    answers = answers_to(ids)
+    wanted = [id for id in terms(ids) if is_known(id) or not answers]
     told: set[str] = set()  # kinds whose next reading is said
-    for id in terms(ids):
-        if of_readme and not is_known(id):
-            continue
+    for id in wanted:
         row = word(id)
         of_id = by_key().get(key(id))
         of_key = keys().get(key(id))
@@ -77,13 +72,7 @@ def explain(
         # An id in brackets, as commands print it, is never looked up as a word.
         is_id = of_id and (id.startswith("[") or id == of_id.id)
         if rows and not is_id:
-            also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
-            if of_key and not row and of_key not in rows:
-                also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
-            if row and row["kind"] == "word" and (why := REASONS.get(id.strip("[]"))):
-                also = [f"Of a rank's memory: {why}.", *also]
-            if row and search.is_name(id):
-                also.append(f"Its claims: study claims {id}")
+            also = named_so(id, row, of_id, of_key if of_key not in rows else None)
             if not row and rows[0]["kind"] == "word":
                 say_wrapped(f"No word is {id!r} alone. It is part of:")
             for each in rows:
@@ -111,15 +100,33 @@ def terms(ids: tuple[str, ...]) -> list[str]:
     return known if len(content) < len(answers) else answers
 
 
-def answers_to(ids: tuple[str, ...]) -> list[dict]:
-    """Return README's answers to a question, by a word of it that stands alone: none to what is, or to my loss nan."""
+def named_so(id: str, row: dict | None, of_id: Explained | None, of_key: dict | None) -> list[str]:
+    """Return what else is called as a word, or as a part of words."""
+    also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
+    if of_key and not row:
+        also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
+    if row and row["kind"] == "word" and (why := REASONS.get(id.strip("[]"))):
+        also = [f"Of a rank's memory: {why}.", *also]
+    if row and search.is_name(id):
+        also.append(f"Its claims: study claims {id}")
+    return also
+
+
+def answers_to(ids: tuple[str, ...]) -> list[dict[str, str]]:
+    """Print README's answers to a question, by a word of it that stands alone: none to what is, or to my loss nan."""
     asked = [each.lower() for each in groups(ids)]
     content = [each for each in asked if not OF_QUESTIONS.fullmatch(each)]
     if not ASKS.match(" ".join(ids)) or (asked[0] == "what" and len(content) == 1):
         return []
     typed = {form for each in content for form in forms(each)}
+    answers = []
     # Read here, as the module that shows them needs packages that the light install lacks.
-    return [each for each in beside(str(report.__file__), "answers.toml")["answer"] if typed & {*each["words"]}]
+    for each in beside(str(report.__file__), "answers.toml")["answer"]:
+        if typed & {*each["words"]}:
+            page = f"To read next: reports/answers/{each['name']}.md"
+            say_wrapped(f"{each['question']} {each['answer']}", f"How it is known: {each['known']}.", page, "")
+            answers.append(row_of(each["question"], "answer", each["answer"]))
+    return answers
 
 
 def groups(ids: tuple[str, ...]) -> list[str]:

@@ -364,8 +364,8 @@ def test_a_question_that_readme_answers_is_answered_before_its_words(asked, page
 def test_what_to_read_next_is_said_once_and_a_part_of_a_word_is_told_as_such(capsys):
     explain(("ddp", "vs", "gradients", "and", "tensor"))
     assert capsys.readouterr().out.count("WORDS.md has all words") == 1
-    for part, words in {"reduce": 2, "pipeline": 1}.items():
-        assert len(explain((part,))) == words
+    for part, several in {"reduce": 2, "pipeline": 1}.items():
+        assert len(explain((part,))) == several
         assert capsys.readouterr().out.startswith(f"No word is {part!r} alone. It is part of:\n")
     explain(("gradient",))
     assert "alone" not in capsys.readouterr().out, "a form of the word"
