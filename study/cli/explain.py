@@ -6,25 +6,29 @@ from typing import Annotated
 
 import tyro
 
+from study import report
 from study.cli.claims import claims
 from study.cli.findings import show_behind
-from study.cli.ids import by_key, key, keys, row_of, word, words, words_with
+from study.cli.ids import by_key, forms, key, keys, row_of, word, words, words_with
 from study.configs.sentences import sentences
 from study.core.errors import Stop, nearest
+from study.core.files import beside
 from study.core.text import say, say_wrapped
+from study.known.explained import Explained
 from study.ledger import search, texts
 from study.records.compare import REASONS
 from study.records.groups import grouped
 
 SOME = 3  # ids of a group that are named
 LONGEST = 4  # arguments that are one word, such as `cannot be decided here`
-NUMBERS = {"one": "1", "two": "2", "three": "3"}
+NUMBERS = {"zero": "0", "one": "1", "two": "2", "three": "3"}
 OF_STAGE = re.compile(rf"(?i)(?<=stage[ -])({'|'.join(NUMBERS)})\b")
 # Words that ask, and mean nothing by themselves.
 OF_QUESTIONS = re.compile(
-    "(?i)an?|and|are|between|by|can|do|does|for|how|i|if|in|is|it|its|my|not|of|on|or|so|than|that|the|to|what|when|"
-    "where|which|why|with"
+    "(?i)an?|and|are|between|by|can|do|does|for|how|i|if|in|is|it|its|many|much|my|not|of|on|or|so|than|that|the|to|"
+    r"versus|vs\.?|what|when|where|which|why|will|with"
 )
+ASKS = re.compile("(?i)(are|can|do|does|how|is|what|when|which|why|will) ")
 NEXT = {
     "component": "To read next: `study estimate` predicts it.",
     "arm": "To read next: `study arms` lists all arms, and GUIDE.md says which to use.",
@@ -57,8 +61,10 @@ def explain(
         else:
             count_kinds(rows)
         return rows
-    answers: list[dict] = []
-    for id in terms(ids):
+    answers = answers_to(ids)
+    wanted = [id for id in terms(ids) if is_known(id) or not answers]
+    told: set[str] = set()  # kinds whose next reading is said
+    for id in wanted:
         row = word(id)
         of_id = by_key().get(key(id))
         of_key = keys().get(key(id))
@@ -66,15 +72,13 @@ def explain(
         # An id in brackets, as commands print it, is never looked up as a word.
         is_id = of_id and (id.startswith("[") or id == of_id.id)
         if rows and not is_id:
-            also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
-            if of_key and not row and of_key not in rows:
-                also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
-            if row and row["kind"] == "word" and (why := REASONS.get(id.strip("[]"))):
-                also = [f"Of a rank's memory: {why}.", *also]
-            if row and search.is_name(id):
-                also.append(f"Its claims: study claims {id}")
+            also = named_so(id, row, of_id, of_key if of_key not in rows else None)
+            if not row and rows[0]["kind"] == "word":
+                say_wrapped(f"No word is {id!r} alone. It is part of:")
             for each in rows:
-                say_wrapped(f"{each['id']}: {each['sentence'].rstrip('.')}.", NEXT[each["kind"]], *also, "")
+                following = [] if each["kind"] in told else [NEXT[each["kind"]]]
+                told.add(each["kind"])
+                say_wrapped(f"{each['id']}: {each['sentence'].rstrip('.')}.", *following, *also, "")
             answers += rows
         elif of_id:
             answers.append(show_behind(of_id))
@@ -88,8 +92,47 @@ def terms(ids: tuple[str, ...]) -> list[str]:
 
     Of a question, such as `why is stage 2 smaller than stage 1`, what is known is asked for: both stages.
     """
+    answers = groups(ids)
+    content = [each for each in answers if not OF_QUESTIONS.fullmatch(each)]
+    known = [*dict.fromkeys(filter(is_known, content))]
+    if not known:
+        return [" ".join(content or answers)]
+    return known if len(content) < len(answers) else answers
+
+
+def named_so(id: str, row: dict | None, of_id: Explained | None, of_key: dict | None) -> list[str]:
+    """Return what else is called as a word, or as a part of words."""
+    also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
+    if of_key and not row:
+        also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
+    if row and row["kind"] == "word" and (why := REASONS.get(id.strip("[]"))):
+        also = [f"Of a rank's memory: {why}.", *also]
+    if row and search.is_name(id):
+        also.append(f"Its claims: study claims {id}")
+    return also
+
+
+def answers_to(ids: tuple[str, ...]) -> list[dict[str, str]]:
+    """Print README's answers to a question, by a word of it that stands alone: none to what is, or to my loss nan."""
+    asked = [each.lower() for each in groups(ids)]
+    content = [each for each in asked if not OF_QUESTIONS.fullmatch(each)]
+    if not ASKS.match(" ".join(ids)) or (asked[0] == "what" and len(content) == 1):
+        return []
+    typed = {form for each in content for form in forms(each)}
     answers = []
-    typed = OF_STAGE.sub(lambda found: NUMBERS[found[0].lower()], " ".join(ids)).split()
+    # Read here, as the module that shows them needs packages that the light install lacks.
+    for each in beside(str(report.__file__), "answers.toml")["answer"]:
+        if typed & {*each["words"]}:
+            page = f"To read next: reports/answers/{each['name']}.md"
+            say_wrapped(f"{each['question']} {each['answer']}", f"How it is known: {each['known']}.", page, "")
+            answers.append(row_of(each["question"], "answer", each["answer"]))
+    return answers
+
+
+def groups(ids: tuple[str, ...]) -> list[str]:
+    """Return what was typed, with words that together have a meaning as one."""
+    answers = []
+    typed = OF_STAGE.sub(lambda found: NUMBERS[found[0].lower()], " ".join(ids).replace("?", "")).split()
     while typed:
         length = min(LONGEST, len(typed))
         while length > 1 and not is_known(" ".join(typed[:length])):
@@ -98,11 +141,7 @@ def terms(ids: tuple[str, ...]) -> list[str]:
             length += 1
         answers.append(" ".join(typed[:length]))
         typed = typed[length:]
-    content = [each.rstrip("?") for each in answers if not OF_QUESTIONS.fullmatch(each)]
-    known = [*dict.fromkeys(filter(is_known, content))]
-    if not known:
-        return [" ".join(content or answers)]
-    return known if len(content) < len(answers) else answers
+    return answers
 
 
 def is_known(id: str) -> bool:

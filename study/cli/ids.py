@@ -18,7 +18,7 @@ from study.known.faults import table
 from study.ledger import search
 from study.records.compare import REASONS
 
-ENDS = ("", "s", "e", "d", "ed", "ing", "ion", "ism")  # in which forms of a word differ
+ENDS = ("", "s", "es", "e", "d", "ed", "ing", "ion", "ism")  # in which forms of a word differ
 
 
 def key(id: str) -> str:

@@ -50,6 +50,9 @@ def compare(a: Source, b: Source) -> tuple[list[Difference], list[Difference]]:
     if a.kind == b.kind:  # kinds name the same thing in other words
         first |= _as_written(a)
         second |= _as_written(b)
+    for mine, other in ((first, second), (second, first)):
+        if "stage" in other and mine.get("engine", UNSET).value in ("DDP", "one process"):
+            mine.setdefault("stage", Setting(0))  # as stage 0 it divides nothing
     known = []
     others = []
     for name in dict.fromkeys((*descriptions(), *first, *second)):

@@ -281,17 +281,25 @@ def gradients_note(training: Training) -> list[str]:
 
 
 def stages_note(training: Training) -> list[str]:
-    """Return that one rank divides nothing; or that stages 1 and 2 need about as much: if the update decides."""
+    """Return that one rank divides nothing, that stages 1 and 2 need about as much, or stage 3 no less than stage 2.
+
+    Stages 1 and 2 are alike if the update decides.
+    """
     placement = training.placement
     if placement.ranks == 1 and (placement.deepspeed or placement.fsdp):
         return [finding("one_rank_divides_nothing").said]
-    if placement.stage not in (1, 2) or placement.ranks == 1 or placement.deepspeed is None:
+    if placement.stage not in (1, 2, 3) or placement.ranks == 1 or placement.deepspeed is None:
         return []
     estimates = {}
-    for stage in (1, 2):
+    for stage in {2, 3} if placement.stage == 3 else {1, 2}:
         config = placement.deepspeed | {"zero_optimization": placement.zero | {"stage": stage}}
         of_stage = replace(training, placement=replace(placement, deepspeed=config))
         estimates[stage] = Prediction.of(of_stage).memory
+    if placement.stage == 3:
+        two, three = estimates[2].peak_bytes, estimates[3].peak_bytes
+        # In an update nothing is gathered. Of what is offloaded each stage divides something else.
+        no_less = three >= two and estimates[3].peak_when != "update" and not estimates[3].on_host
+        return [finding("stage_3_holds_no_less").said + f" With zero2 a rank needs {size(two)}."] if no_less else []
     one, two = estimates[1].peak_bytes, estimates[2].peak_bytes
     if estimates[2].peak_when != "update" or abs(one / two - 1) > ALIKE:
         return []

@@ -209,8 +209,9 @@ def execute(name: str, into: Path, parameters: dict[str, str]) -> str:
 
 
 def as_code(text: str) -> str:
-    """Return HTML in which the words between backticks are code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    """Return HTML in which the words between backticks are code, and paths that are a page."""
+    pages = "|".join(map(re.escape, pages_of()))
+    return re.sub(rf"`([^`]+)`|(?<![\w/.-])({pages})(?![\w/])", r"<code>\1\2</code>", html.escape(text))
 
 
 PAGES.filters["as_code"] = as_code
@@ -223,6 +224,7 @@ def write(site: Path, name: str, template: str = "", **values) -> None:
     (site / f"{name}.html").write_text(page, errors="replace")
 
 
+@functools.cache
 def pages_of() -> dict[str, str]:
     """Return the pages that are made from a file of the repository, by its path."""
     pages = {"GUIDE.md": "guide.html", "examples/zero_by_hand/README.md": "by_hand.html"}

@@ -31,6 +31,7 @@ from study.ledger.texts import CERTAINTIES, TOPICS, VERDICTS, claims
 from study.predict.advise import FULL, MISS
 from study.predict.allocator import FRAGMENTATION, OUTSIDE_AT_MOST_BYTES, headroom_bytes
 from study.records.collectives import RankLog
+from study.report.answers import questions
 from study.watch import hangs
 from tests.cases import for_each
 from tests.cli.test_cli import in_this_process
@@ -276,18 +277,32 @@ def test_an_arm_is_explained_by_its_name(asked, id, capsys):
     assert (row["id"], row["kind"]) == (id, "arm")
 
 
+TP = "tensor parallelism, tensor slicing, TP, AutoTP"
+DDP = next(row for row in meanings() if row.startswith("data parallelism, "))
 RECOMPUTED = next(row for row in meanings() if row.startswith("recomputed, "))
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("tensor parallelism", ["tensor parallelism, TP, AutoTP"]),
+        ("tensor parallelism", [TP]),
         ("pipeline parallelism", ["pipeline parallelism, PP"]),
         ("Adam", ["Adam, AdamW, adamw_8bit, DeepSpeedCPUAdam"]),
         ("batch size", ["batch, batch size, global batch, mini-batch"]),
         ("bucket_size", ["bucket, buckets, bucket size"]),
         ("mixed precision", ["mixed precision"]),
+        ("fully sharded data parallel", ["FSDP, FSDP1, fully sharded data parallel"]),
+        ("stage 0", [DDP]),
+        ("stage zero", [DDP]),
+        ("ZeRO-0", [DDP]),
+        ("ddp vs fsdp", ["ddp", "FSDP, FSDP1, fully sharded data parallel"]),
+        ("loss", ["losses"]),
+        ("16 bytes a parameter", ["16 bytes a parameter"]),
+        *((word, [word]) for word in ("tensor", "attention", "DeepSpeed", "Accelerate", "layer")),
+        ("PyTorch", ["PyTorch, torch"]),
+        ("GPU", ["GPU, card"]),
+        ("padding", ["padding, pad"]),
+        ("embedding", ["embedding, tied"]),
         ("offload", ["offloading, offload, CPU offload, NVMe, ZeRO-Offload, ZeRO-Infinity"]),
         ("why is stage 2 smaller than stage 1", ["stage 2", "stage 1"]),
         ("stage 2", ["stage 2"]),
@@ -315,16 +330,57 @@ def test_what_a_student_asks_is_answered_by_words(asked, words, capsys):
         assert "keeps its part of the gradients; with stage 1 it keeps all of them until the update" in said, "why"
 
 
+@for_each(
+    ("asked", "page"),
+    [
+        ("Does ZeRO change the losses?", "losses"),
+        ("is the loss the same", "losses"),
+        ("what does ZeRO cost", "time"),
+        ("how many bytes does stage 3 send", "traffic"),
+        ("why does memory fall", "memory"),
+        ("will it fit", "fit"),
+        ("does stage 3 divide LoRA", "lora"),
+        ("Does my release train correctly?", "releases"),
+        *((each["question"], each["name"]) for each in questions()),
+        ("why is my loss nan?", ""),  # a sentence is called so
+        ("why is the loss scale small", ""),
+        ("what is a loss", ""),
+        ("memory", ""),
+        ("the loss", ""),
+        ("gradient clipping and memory", ""),
+    ],
+)
+def test_a_question_that_readme_answers_is_answered_before_its_words(asked, page, capsys):
+    first = explain(tuple(asked.split()))[0]
+    said = " ".join(capsys.readouterr().out.split())
+    if page:
+        (row,) = [each for each in questions() if each["name"] == page]
+        assert (first["id"], first["kind"]) == (row["question"], "answer")
+        assert said.startswith(f"{row['question']} {row['answer']} How it is known: {row['known']}.")
+        assert f"To read next: reports/answers/{page}.md" in said
+    assert ("reports/answers/" in said) == bool(page)
+
+
+def test_what_to_read_next_is_said_once_and_a_part_of_a_word_is_told_as_such(capsys):
+    explain(("ddp", "vs", "gradients", "and", "tensor"))
+    assert capsys.readouterr().out.count("WORDS.md has all words") == 1
+    for part, several in {"reduce": 2, "pipeline": 1}.items():
+        assert len(explain((part,))) == several
+        assert capsys.readouterr().out.startswith(f"No word is {part!r} alone. It is part of:\n")
+    explain(("gradient",))
+    assert "alone" not in capsys.readouterr().out, "a form of the word"
+
+
 # Names that are told where they stand: of somebody's code and files, of our commands and protocols, of everybody.
 IN_PLACE = {
-    *("part", "padded", "return", "zero_grad", "clone", "argv", "True", "mlp", "c_proj", "cross_entropy", "generate"),
-    *("lock", "prepare", "config", "num_workers", "beta", "mesh", "num_key_value_heads", "algorithms", "LAYERS"),
+    *("part", "return", "zero_grad", "clone", "argv", "True", "mlp", "c_proj", "cross_entropy", "generate"),
+    *("lock", "prepare", "config", "num_workers", "beta", "mesh", "num_key_value_heads", "algorithms"),
     *("gpu_memory_utilization", "vllm_gpu_memory_utilization", "precompute_ref_log_probs", "DPOTrainer"),
     *("universal_checkpoint_info", "initialize_weights_zero3", "OMP_NUM_THREADS", "ZERO_STUDY_MACHINE"),
     *("RuntimeError", "CheckpointError", "Killed", "NaN"),
     *("diff", "compare", "advise", "stack", "diagnose", "conform", "estimate"),
     *("smoke", "at_scale", "guelph", "one_gpu", "tiny", "h100"),
-    *("GPU", "GPUs", "GPT", "XL", "BERT", "LLaMA"),
+    *("GPT", "XL", "BERT", "LLaMA"),
     *("GitHub", "WSL", "JSON", "DOI", "README", "READMEs", "WORDS", "CONTRIBUTING", "CITATION"),
 }
 
@@ -345,8 +401,8 @@ def test_each_term_of_the_pages_for_learners_has_a_meaning():
 
 
 def test_what_nothing_explains_is_told_whole():
-    with pytest.raises(Stop, match="no sentence has the id 'tensor slicing', and no word"):
-        explain(("tensor", "slicing"))
+    with pytest.raises(Stop, match="no sentence has the id 'array slicing', and no word"):
+        explain(("array", "slicing"))
     with pytest.raises(Stop, match="no sentence has the id 'four'"):
         explain(("stage", "four"))
     with pytest.raises(Stop, match=r"(?s)no sentence has the id 'stage 4', and no word.* did you mean 'stage'"):
@@ -400,7 +456,7 @@ def test_the_words_of_their_page_are_explained(capsys):
         ("weight", "weights, parameters, params"),
         ("sharding", "divide, partition, shard"),
         ("allreduce", "all-reduce"),
-        ("tensor parallel", "tensor parallelism, TP, AutoTP"),
+        ("tensor parallel", TP),
         ("pipeline", "pipeline parallelism, PP"),
         ("buckets", "bucket, buckets, bucket size"),
         ("optimizer state", "optimizer states"),

@@ -506,7 +506,25 @@ def test_stages_1_and_2_are_said_to_need_as_much_only_where_the_update_decides(a
         if gpus == 1:
             assert ["[one_rank_divides_nothing]" in each for each in said] == [True] * (arm != "ddp")
             continue
+        said = [each for each in said if "[stage_3_holds_no_less]" not in each]
         assert [each.partition(" needs about as much here, ")[0] for each in said] == [other] * bool(is_said and other)
+
+
+@pytest.mark.parametrize(
+    ("model", "arm", "sequence", "is_said"),
+    [
+        ("bert-large", "zero3", 512, True),
+        ("bert-large", "zero2", 512, False),
+        ("bert-large", "zero3_cpu", 512, False),
+        ("bert-large", "zero3_nvme", 512, False),
+        ("bert-large", "zero3_opt_cpu", 512, False),
+        ("llama3-8b", "zero3", 512, False),
+    ],
+)
+def test_stage_3_is_said_to_need_no_less_where_it_does(model, arm, sequence, is_said):
+    question = question_of(named(model), 4, "H100", sequence=sequence, batch=4)
+    said = stages_note(training(question, arm, 1))
+    assert any("[stage_3_holds_no_less] With zero2 a rank needs " in each for each in said) == is_said
 
 
 def test_the_optimizer_alone_goes_to_the_host_where_that_fits_and_is_faster(mistral):

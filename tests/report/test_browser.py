@@ -273,10 +273,19 @@ def test_a_phone_shows_a_claim_on_its_first_screen_and_an_address_opens_folds(sh
 def test_a_word_is_found_among_the_words(show):
     opened = show("index", 390)
     opened.execute_script("document.getElementById('words').open = true")
-    opened.find_element("id", "find-word").send_keys("reduce-SC")
-    assert [each.text for each in opened.find_elements("css selector", "#words dt") if each.is_displayed()] == [
-        "reduce-scatter"
-    ]
+    box = opened.find_element("id", "find-word")
+    box.send_keys("reduce-SC")
+
+    def shown() -> list[str]:
+        return [each.text for each in opened.find_elements("css selector", "#words dt") if each.is_displayed()]
+
+    assert {"reduce-scatter", "collective"} < {*shown()}, "also in the meaning"
+    assert "rank" not in shown()
+    assert opened.find_element("id", "no-word").text == ""
+    box.send_keys("-elephant")
+    assert (shown(), opened.find_element("id", "no-word").text) == ([], "No word, and no meaning, has this.")
+    links = {each.get_attribute("href").rpartition("/")[2] for each in opened.find_elements("css selector", "#words a")}
+    assert {"answer-traffic.html", "answer-claims.html", "stages.html"} <= links
 
 
 def test_a_word_finds_a_sentence(show):

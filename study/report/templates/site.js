@@ -76,12 +76,17 @@ for (const heading of long ? long.querySelectorAll("h2") : []) {
   fold.prepend(summary);
 }
 
-// Of the words on the first page, only those with what is typed.
+// Of the words on the first page, only those with what is typed: in the word, or in its meaning.
 document.getElementById("find-word")?.addEventListener("input", (event) => {
   const typed = event.target.value.trim().toLowerCase();
+  let found = 0;
   for (const word of document.querySelectorAll("#words dt")) {
-    word.hidden = word.nextElementSibling.hidden = !word.textContent.toLowerCase().includes(typed);
+    const meaning = word.nextElementSibling;
+    const has = `${word.textContent} ${meaning.textContent}`.toLowerCase().includes(typed);
+    word.hidden = meaning.hidden = !has;
+    found += has;
   }
+  document.getElementById("no-word").textContent = found ? "" : "No word, and no meaning, has this.";
 });
 
 // A link into folds opens them, or the one of a card, as people type its id: #p1-28 is P1-28.
