@@ -6,6 +6,7 @@ has none (accelerator.py:2216, utils/dataclasses.py:1274). Of mixed_precision th
 (state.py:926). A json may refuse it, or switch it off (utils/dataclasses.py:1436 and 1444).
 """
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from study.configs import code
 from study.configs.commands import Command
 from study.configs.settings import AUTO, HALVES
 from study.configs.sources import ACCELERATE, kind_of
+from study.configs.syntax import assigned_calls, at_intervals, parsed
 from study.core.files import section_at, value_at
 from study.core.text import comparable, is_number
 from study.known.findings import Finding, finding
@@ -23,6 +25,8 @@ from study.known.findings import Finding, finding
 MADE = re.compile("Accelerator")
 DECIDES = re.compile("ACCELERATE_|deepspeed_plugin")  # in a script that itself says what a launcher says
 PASSES, PRECISION, FILE = "gradient_accumulation_steps", "mixed_precision", "deepspeed_config_file"
+ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepSpeed")
+OF_OPTIMIZER = re.compile(r"(?i)(?:^|\.)\w*opt\w*\.step$")
 OTHER_ENGINES = {"multi_gpu", "use_fsdp", "use_megatron_lm", "cpu", "tpu"}
 
 
@@ -33,6 +37,7 @@ class AccelerateLaunch:
     flags: Mapping[str, Any]
     file: str  # the yaml's name
     yaml: Mapping[str, Any]
+    command: str  # empty: none is given, and an argument of the script may be another than its default
 
     @property
     def is_with_deepspeed(self) -> bool | None:
@@ -51,9 +56,12 @@ class AccelerateLaunch:
 
 def overruled(name: str, text: str, contents: Mapping[str, dict], commands: list[Command]) -> Iterator[Finding]:
     """Yield what a script's one Accelerator is given, and its launcher says otherwise."""
-    made = [*code.calls(text, MADE)]
     launch = _launch(name, contents, commands)
-    if len(made) != 1 or launch is None or DECIDES.search(text):
+    if launch is None or DECIDES.search(text):
+        return
+    with_defaults, _ = code.with_defaults(text, launch.command)
+    made = [*code.calls(with_defaults if launch.command else text, MADE)]
+    if len(made) != 1:
         return
     ((call, values),) = made
     json = ""
@@ -62,8 +70,11 @@ def overruled(name: str, text: str, contents: Mapping[str, dict], commands: list
     if json and json not in contents:
         return
     place = f"{name}:{call.lineno}"
-    if is_number(asked := values.get(PASSES)):
+    asked = values.get(PASSES, 1 if "gradient_accumulation_plugin" not in values and "**" not in values else AUTO)
+    if PASSES in values and is_number(asked):
         yield from _passes(asked, place, launch, json, contents.get(json, {}))
+    if launch.is_with_deepspeed and _of_engine(asked, launch, json, contents.get(json, {}))[0] == 1:
+        yield from _counted_by_script(name, with_defaults)
     if "**" not in values:
         yield from _precision(values.get(PRECISION), place, launch, json, contents.get(json, {}))
 
@@ -79,7 +90,32 @@ def _launch(name: str, contents: Mapping[str, dict], commands: list[Command]) ->
     if len(yamls) > 1 or (named and not yamls):
         return None
     file = yamls[0] if yamls else ""
-    return AccelerateLaunch(flags, file, contents.get(file, {}))
+    return AccelerateLaunch(flags, file, contents.get(file, {}), started[0].line if started else "")
+
+
+def _of_engine(asked: Any, launch: AccelerateLaunch, json: str, config: dict) -> tuple[Any, str]:
+    """Return how many micro-batches DeepSpeed accumulates, and who says it."""
+    of_json = comparable(config.get(PASSES, 1)) if json else AUTO
+    if is_number(of_json):
+        return of_json, f"{json}{'' if PASSES in config else ', which has none'}"
+    said, by = launch.said(PASSES, "deepspeed_config")
+    launched = comparable(said)
+    return (launched, by) if is_number(launched) else (asked, "the Accelerator")
+
+
+def _counted_by_script(name: str, text: str) -> Iterator[Finding]:
+    """Yield where a script steps its optimizer at intervals of its own, and DeepSpeed updates in each backward pass.
+
+    With DeepSpeed the optimizer's step and zero_grad do nothing (utils/deepspeed.py:308 and 311).
+    """
+    tree = parsed(text)
+    if tree is None or ACCUMULATES.search(ast.unparse(tree)):
+        return
+    for accelerator in assigned_calls(tree, re.compile(r"(?:^|\.)Accelerator$")):
+        backward = f"{accelerator}.backward"
+        for step, count in at_intervals(tree, OF_OPTIMIZER, re.compile(f"^{re.escape(backward)}$")):
+            yield finding("counted_by_script", backward=backward, count=count, place=f"{name}:{step.lineno}")
+            return
 
 
 def _passes(asked: float, place: str, launch: AccelerateLaunch, json: str, config: dict) -> Iterator[Finding]:
@@ -89,11 +125,9 @@ def _passes(asked: float, place: str, launch: AccelerateLaunch, json: str, confi
         yield finding("launcher_overruled", name=PASSES, asked=asked, place=place, unused=f"{launched:g} of {by}")
     if not launch.is_with_deepspeed:
         return
-    of_json = comparable(config.get(PASSES, 1)) if json else AUTO
-    counts = of_json if is_number(of_json) else launched
-    if is_number(counts) and counts != asked:
-        whose = f"{json}{'' if PASSES in config else ', which has none'}" if is_number(of_json) else by
-        says = "warns" if is_number(of_json) else "says nothing"
+    counts, whose = _of_engine(asked, launch, json, config)
+    if counts != asked:
+        says = "warns" if json and whose.startswith(json) else "says nothing"
         yield finding("accumulation_of_launcher", asked=asked, place=place, counts=f"{counts:g} of {whose}", says=says)
 
 

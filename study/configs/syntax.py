@@ -68,6 +68,25 @@ def imported(tree: ast.Module) -> Iterator[str]:
         yield "" if of.level else (of.module or "").partition(".")[0]
 
 
+def at_intervals(tree: ast.AST, step: re.Pattern, backward: re.Pattern) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the first step of a loop that makes each of its steps after some backward passes alone, and that number."""
+    names = {name: ast.unparse(value) for name, value in assignments(tree)}
+    for loop in nodes_of((ast.For, ast.While), tree):
+        calls = [(call, function_of(call)) for call in calls_by_line(loop)]
+        steps = {call for call, name in calls if step.search(name)}
+        passes = {call for call, name in calls if backward.search(name)}
+        for guard in nodes_of(ast.If, loop):
+            binary = nodes_of(ast.BinOp, guard.test)
+            counts = [ast.unparse(each.right) for each in binary if isinstance(each.op, ast.Mod)]
+            if isinstance(guard.body[-1], ast.Continue):
+                inside = {call for call, _ in calls if call.lineno > guard.body[-1].lineno}
+            else:
+                inside = {call for call, _ in calls if side_of(guard, call)}
+            if counts and names.get(counts[0], counts[0]) != "1" and steps and steps <= inside and passes - inside:
+                yield min(steps, key=lambda call: call.lineno), counts[0]
+                break
+
+
 def side_of(branch: ast.If, call: ast.Call) -> str:
     """Return in which side of a branch a call is. Empty: in none."""
     for side in ("body", "orelse"):

@@ -105,7 +105,8 @@ def finding(id: str, **values: Any) -> Finding:
     text: dict[str, Any] = {**{**texts(), **causes_of_hangs()}[id]}
     if "fault" in text:  # its range, its remedy and its script are those of the table of faults
         fault = named(text["fault"])
-        text = {"remedy": "{do}", "evidence": f"reproductions/{fault.script}.py"} | text
+        shown_by = {"evidence": f"reproductions/{fault.script}.py"} if fault.script else {}
+        text = {"remedy": "{do}"} | shown_by | text
         values |= {"range": fault.releases.partition(";")[0], "do": fault.do, "who": fault.who}
     shown = {name: size(value) if name.endswith("_bytes") else value for name, value in values.items()}
     sentence, remedy = (text.get(part, "").format(**shown) for part in ("sentence", "remedy"))

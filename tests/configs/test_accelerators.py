@@ -125,3 +125,68 @@ def test_the_lines_of_accelerate_that_decide_are_there():
     )
     assert "self.gradient_accumulation_steps = deepspeed_gradient_accumulation_steps" in of["accelerator.py"]
     assert re.search(r'parse_choice_from_env\("ACCELERATE_MIXED_PRECISION", "no"\)\s+if mixed_prec', of["state.py"])
+
+
+# --- a script that counts its micro-batches itself
+
+LOOP = """from accelerate import Accelerator
+parser.add_argument("--accum", type=int, default=8)
+args = parser.parse_args()
+accelerator = Accelerator({given})
+optimizer = AdamW(model.parameters())
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for i, batch in enumerate(loader):
+    {loss}
+    {guard}
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+BACKWARD, EVERY = "accelerator.backward(model(**batch).loss / args.accum)", "if (i + 1) % args.accum == 0:"
+ONE = DS.format("", f"{PASSES}: 1")
+# What the Accelerator is given, a micro-batch, its guard, the yaml, the script's flags, DeepSpeed's json, if it is told
+COUNTED = [
+    ("", BACKWARD, EVERY, ONE, "", "", True),
+    ("", BACKWARD, EVERY, DS.format("", ""), "", "", True),
+    ("", BACKWARD, EVERY, ONE, "--accum 4", "", True),
+    ("", BACKWARD, "if i % 4 == 3 or i == len(loader) - 1:", ONE, "", "", True),
+    ("", BACKWARD, "if i % 4 != 3:\n        continue\n    if True:", ONE, "", "", True),
+    ("", BACKWARD, EVERY, WITH_JSON, "", "", True),
+    (f"{PASSES}=args.accum", BACKWARD, EVERY, ONE, "", "", True),
+    (f"{PASSES}=1", BACKWARD, EVERY, WITH_JSON, "", f', "{PASSES}": "auto"', True),
+    ("", BACKWARD, EVERY, ONE, "--accum 1", "", False),
+    ("", BACKWARD, "if i % 1 == 0:", ONE, "", "", False),
+    ("", BACKWARD, "if True:", ONE, "", "", False),
+    ("", BACKWARD, EVERY.replace("if", "print(i)\n    if True or"), ONE, "", "", True),
+    ("", f"{EVERY}\n        print(i)\n    {BACKWARD}", "if True:", ONE, "", "", False),
+    ("", f"with accelerator.accumulate(model):\n        {BACKWARD}", EVERY, ONE, "", "", False),
+    ("", BACKWARD, "if accelerator.sync_gradients and i % 8:", ONE, "", "", False),
+    ("", BACKWARD.replace("accelerator", "engine"), EVERY, ONE, "", "", False),
+    ("", BACKWARD, EVERY, DDP.format(""), "", "", False),
+    ("", BACKWARD, EVERY, FSDP.format(""), "", "", False),
+    ("", BACKWARD, EVERY, DS.format("", f"{PASSES}: 8"), "", "", False),  # before Accelerate 1.10.1 the engine counts
+    ("", BACKWARD, EVERY, WITH_JSON, "", f', "{PASSES}": 8', False),
+    (f"{PASSES}=8", BACKWARD, EVERY, WITH_JSON, "", f', "{PASSES}": "auto"', False),
+    ("deepspeed_plugin=plugin", BACKWARD, EVERY, ONE, "", "", False),
+]
+
+
+@pytest.mark.parametrize(("given", "loss", "guard", "yaml", "flags", "json", "is_told"), COUNTED)
+def test_micro_batches_that_a_script_counts_are_told_where_deepspeed_updates_in_each(
+    given, loss, guard, yaml, flags, json, is_told, tmp_path
+):
+    files = _job(tmp_path, "", yaml, "", json)
+    files[0].write_text(LOOP.format(given=given, loss=loss, guard=guard))
+    files[1].write_text(f"{LAUNCH.format('')} {flags}")
+    told = [each for each in contradictions(texts_of(files)) if each.id == "counted_by_script"]
+    assert len(told) == is_told
+    assert all(each.is_surely_wrong for each in told)
+
+
+@pytest.mark.parametrize(("flags", "of"), [("", "=8 of"), ("--accum 4", "=4 of"), ("--accum 1", "")])
+def test_an_argument_of_the_script_counts_as_the_command_gives_it(flags, of, tmp_path):
+    files = _job(tmp_path, "", ONE, "", "")
+    files[0].write_text(LOOP.format(given=f"{PASSES}=args.accum", loss="pass", guard="if 1:"))
+    files[1].write_text(f"{LAUNCH.format('')} {flags}")
+    told = [each.sentence for each in contradictions(texts_of(files))]
+    assert [of in each for each in told] == [True] * bool(of)
+    assert not [*contradictions(texts_of([files[0], files[2]]))]  # a command may give another number

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
+from study.configs.accelerators import ACCUMULATES
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
 from study.configs.pasted.slow_loops import LOADER, slow_calls
@@ -16,6 +17,7 @@ from study.configs.scripts import is_whole
 from study.configs.syntax import (
     assigned_calls,
     assignments,
+    at_intervals,
     calls_by_line,
     function_of,
     given,
@@ -39,6 +41,7 @@ DIVIDES = re.compile(
 )
 RANKS = re.compile(r"(?i)rank|world_size|replica|process_index")
 PASSES = "gradient_accumulation_steps"
+OF_ONE = re.compile(rf"(?m)^\s*[\"']?{PASSES}[\"']?\s*:\s*1\s*,?\s*$")  # in a config, which counts
 SAME_DATA = ("same + data/batch/example/examples", "data/batch + duplicate/duplicated")
 SHARDERS = "fully_shard|FSDP|FullyShardedDataParallel"
 SHARDS = re.compile(rf"(?:^|\.)(?:{SHARDERS})$")
@@ -46,7 +49,6 @@ KEEPS_TENSORS = re.compile(r"use_orig_params=True")  # of FSDP1
 OPTIMIZES = re.compile(r"(?:^|\.)(?!lr_scheduler)\w*(?:Adam|SGD|Lion|LAMB|Lamb|Muon|RMSprop|Adagrad|Adafactor)\w*$")
 PARAMETERS = re.compile(r"([\w.]+)\.(?:named_)?parameters\(")  # of a model
 CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none|deepspeed|Trainer\b|\bclosure\b|functional|swap_tensors")
-ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepSpeed")
 # Labels that are moved by one, somewhere: by a slice, by torch.roll, or by the data.
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
@@ -99,7 +101,9 @@ def mistakes(pasted: Pasted, scripts: Mapping[Path, str], seen: Collection[str] 
         if passes != 1 and "managed_gradient_accumulation" not in pasted.text:
             rules["steps_counted_twice"] = _steps_at_intervals
         rules["norm-is-partial"] = _norm_of_a_part
-        found: list[tuple[str, ast.Call | ast.AugAssign, dict]] = [*_accumulates_otherwise(tree, code)]
+        is_divided_by_1 = pasted.said.get("stage") in (1, 2, 3) and OF_ONE.search(pasted.text)  # by DeepSpeed itself
+        found: list[tuple[str, ast.Call | ast.AugAssign, dict]] = []
+        found += () if is_divided_by_1 else _accumulates_otherwise(tree, code)
         found += [(id, call, {"passes": passes}) for id, rule in rules.items() for call in rule(tree, code)]
         found += slow_calls(tree, code) if "slow" in seen else ()
         said = meets(SAME_DATA, pasted.question)
@@ -242,7 +246,9 @@ def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """Yield where FSDP2's norm is used that clipping returns: a DTensor, of which each rank has its part."""
     if "fully_shard" not in code or "full_tensor" in code:
         return
-    unused = {node.value for node in nodes_of(ast.Expr, tree)}
+    unused: set[ast.expr] = {node.value for node in nodes_of(ast.Expr, tree)}
+    read = {ast.unparse(node) for node in nodes_of((ast.Name, ast.Attribute), tree) if isinstance(node.ctx, ast.Load)}
+    unused |= {value for name, value in assignments(tree) if name not in read}
     for call in calls_by_line(tree):
         name = function_of(call)
         if CLIPS.search(name) and name.endswith("norm_") and call not in unused:
@@ -361,18 +367,6 @@ def _steps_at_intervals(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     """
     if "set_gradient_accumulation_boundary" in code:
         return
-    engines = assigned_calls(tree, INITIALIZES)
-    for loop in nodes_of((ast.For, ast.While), tree):
-        calls = [(call, function_of(call)) for call in calls_by_line(loop)]
-        guarded = []
-        for guard in nodes_of(ast.If, loop):
-            if isinstance(guard.body[-1], ast.Continue):
-                inside = {call for call, _ in calls if call.lineno > guard.body[-1].lineno}
-            else:
-                inside = {call for call, _ in calls if side_of(guard, call)}
-            guarded += [inside] if nodes_of(ast.Mod, guard.test) else []
-        for engine in engines:
-            steps = {call for call, name in calls if name == f"{engine}.step"}
-            backward = {call for call, name in calls if name == f"{engine}.backward"}
-            if steps and any(steps <= inside and backward - inside for inside in guarded):
-                yield min(steps, key=lambda call: call.lineno)
+    for engine in map(re.escape, assigned_calls(tree, INITIALIZES)):
+        of_engine = (re.compile(rf"^{engine}\.{method}$") for method in ("step", "backward"))
+        yield from (step for step, _ in at_intervals(tree, *of_engine))

@@ -188,6 +188,13 @@ OWN_LOOPS = {
     f"{SHARD}\nnorm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nprint(norm)": ["norm-is-partial"],
     f"{SHARD}\nprint(clip_grad_norm_(model.parameters(), 1.0).item())": ["norm-is-partial"],
     f"{SHARD}\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": [],
+    f"{SHARD}\nnorm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": [],
+    f"{SHARD}\nself.norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": [],
+    f"{SHARD}\ndef f():\n    n = torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n    return n": [
+        "norm-is-partial"
+    ],
+    f"{SHARD}\nself.norm = clip_grad_norm_(model.parameters(), 1.0)\nlog({{'norm': self.norm}})": ["norm-is-partial"],
+    f"{SHARD}\nreturned = [clip_grad_norm_(model.parameters(), 1.0)]": ["norm-is-partial"],
     f"{SHARD}\nnorm = clip_grad_norm_(model.parameters(), 1.0).full_tensor()": [],
 }
 
@@ -237,7 +244,7 @@ def test_an_error_of_memory_names_the_line_that_keeps_losses(tmp_path, monkeypat
 
 def test_what_cannot_make_what_was_seen_is_told_beside_it():
     clipped = "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
-    script = f"{ADAM}\n{SHARD}\n{TRAIN}    {clipped}\n"
+    script = f"{ADAM}\n{SHARD}\n{TRAIN}    {clipped}\n    print(norm)\n"
     told = answer(script, "loss does not go down", scripts={Path("train.py"): script})
     assert told.id == "optimizer_of_other_tensors"
     assert "norm-is-partial" not in [each.id for each in told.found]
@@ -253,6 +260,14 @@ def test_scripts_that_are_right_have_none():
         found = [each.id for each in own_loops.mistakes(read(""), {path: path.read_text()})]
         mistake = wrong.get(path.name) if path.parent.name == "mistakes" else None
         assert found == [mistake] * bool(mistake), path
+
+
+@pytest.mark.parametrize(("yaml", "is_told"), [("1", False), ("4", True)])
+def test_of_one_micro_batch_deepspeed_divides_nothing(yaml, is_told):
+    script = f"{ACC.format(steps='args.accum')}{WITHIN}{EIGHT}loss = f(rows) / args.accum\n{BACKWARD_4}"
+    launched = f"distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n  {own_loops.PASSES}: {yaml}\n"
+    found = answer(f"{launched}{BETWEEN_TEXTS}{script}", scripts={Path("train.py"): script}).found
+    assert ("divided_again" in [each.id for each in found]) is is_told
 
 
 # --- clipping by torch, by what divides the training
