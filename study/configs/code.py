@@ -8,9 +8,10 @@ import tokenize
 from collections.abc import Iterator
 from typing import Any, TypeGuard
 
-from study.configs.syntax import called, function_of, imported, nodes_of, parsed
+from study.configs.syntax import assigned_calls, called, function_of, imported, nodes_of, parsed
 
 PARSED = re.compile(r"(?i)arg|conf|cfg|hparams|\b(?:opts?|options|flags)$")  # what holds a script's own arguments
+PARSES = re.compile(r"\b(?:parse_(?:known_)?args\w*|cli)$")  # and what returns them, by argparse, transformers and tyro
 # Calls whose keywords set up a training: of libraries, beside what the script itself defines.
 SETS = re.compile(
     r"(?i:(?<!generation)(?<!statedict)(?:config|arguments|args|cfg|plugin|kwargs|strategy|trainer|training|settings)$)"
@@ -245,12 +246,14 @@ def with_defaults(text: str, given: str = "") -> tuple[str, list[str]]:
     of_command = _of_commands(tree)
     defaults = _constants(_of_parsers(tree) | of_command)
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name)]
-    stored = {each.id for each in nodes_of(ast.Name, tree) if isinstance(each.ctx, ast.Store)}
+    stored = [each.id for each in nodes_of(ast.Name, tree) if isinstance(each.ctx, ast.Store)]
+    holders = {each for each in assigned_calls(tree, PARSES) if stored.count(each) == 1}
     set_later = _set_later(tree)
     lines, taken = [bytearray(line) for line in text.encode(errors="surrogatepass").split(b"\n")], set()
     for node in sorted(nodes, key=lambda each: (each.lineno, each.col_offset), reverse=True):
         if isinstance(node, ast.Attribute):
-            name, is_read = node.attr, node.attr not in set_later and bool(PARSED.search(ast.unparse(node.value)))
+            of = ast.unparse(node.value)
+            name, is_read = node.attr, node.attr not in set_later and (of in holders or bool(PARSED.search(of)))
         else:
             name, is_read = node.id, node.id in of_command and node.id not in stored
         if name in defaults and is_read and isinstance(node.ctx, ast.Load):

@@ -64,9 +64,9 @@ def patch_loaders(rehearsal: Rehearsal) -> None:
 
     def next_batch(loader):
         count.moments.begin_batch(loader)
-        batch = take(loader)
+        batch = count.lengths.lengthen(loader, take(loader))
         count.take_batch(batch)
-        return count.lengths.lengthen(loader, batch)
+        return batch
 
     TORCH.utils.data.dataloader._BaseDataLoaderIter.__next__ = next_batch
 

@@ -2057,6 +2057,23 @@ def test_diagnose_and_oom_name_one_first_cause(number, said, monkeypatch, capsys
     assert told is None or is_killed or told.remedy.startswith(first["remedy"])
 
 
+HOST = "CPU Virtual Memory:  used = 412.88 GB, percent = {}%\n"
+
+
+@pytest.mark.parametrize(
+    ("percents", "steps", "is_told"),
+    [([12, 82.1], 0, True), ([95.3], 20, True), ([24.7], 0, False), ([82.1, 30], 0, False), ([82.1], 1000, False)],
+)
+def test_a_host_that_was_nearly_full_before_a_kill_is_quoted(percents, steps, is_told):
+    text = "".join(map(HOST.format, percents)) + "step 1\n" * steps + "failed (exitcode: -9) local_rank: 4\n"
+    error = reading.find(text)
+    told = memory.of_error(read(text), error, by_text)
+    (cause,) = causes(error, {}, False, "")
+    line = f"`CPU Virtual Memory: used = 412.88 GB, percent = {percents[-1]}%`"
+    assert (told.id, told.sure) == ("process-killed", "likely" if is_told else "possible")
+    assert [line in each for each in (told.evidence, " ".join(cause.reasons))] == [is_told, is_told]
+
+
 LOGS = sorted((ROOT / "tests/configs/oom_logs").glob("*.log"))
 
 

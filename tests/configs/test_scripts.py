@@ -664,6 +664,21 @@ def test_a_scripts_own_arguments_have_their_defaults_or_what_its_command_gives(p
     assert used("mine.py --batch-size=2 --model gpt2") == (f'"gpt2", 2, {last}', [])
 
 
+@pytest.mark.parametrize(
+    ("holds", "is_read"),
+    [
+        ("a = p.parse_args()", True),
+        ("a, rest = p.parse_known_args()", True),
+        ("a, t = HfArgumentParser((Mine, TrainingArguments)).parse_args_into_dataclasses()", True),
+        ("a = load()", False),
+        ("a = p.parse_args()\nfor a in rows:\n    pass", False),
+    ],
+)
+def test_what_a_parser_returns_holds_its_arguments_by_any_name(holds, is_read):
+    script = f"p.add_argument('--bs', default=4)\n{holds}\nDataLoader(rows, batch_size=a.bs)"
+    assert with_defaults(script, "mine.py --bs 2")[0].endswith("batch_size=2   )") == is_read
+
+
 def test_a_name_that_a_script_sets_itself_has_no_default():
     typer = "@app.command()\ndef main(model: str = 'gpt2'):\n    model = load(model)\n    train(model)"
     later = "p.add_argument('--bs', default=4)\nargs.bs = 8\nuse(args.bs)"

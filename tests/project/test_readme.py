@@ -35,6 +35,7 @@ README = (ROOT / "README.md").read_text()
 KEPT = ROOT / "reports/cpu-2core"
 DIGITS = {"four": 4, "five": 5, "six": 6}
 QUESTIONS = answers.questions()
+KNOWN = {each["name"]: each["known"] for each in QUESTIONS}
 
 
 def page_of(name: str) -> str:
@@ -301,7 +302,9 @@ def test_the_times_and_the_traffic():
     assert f"| Llama-3-8B on eight H100, four micro-batches of 512 tokens, activations kept | {words} |" in time
     stages = [rows.loc["4 x 512, kept", f"zero{stage}", PUBLISHED]["seconds"] for stage in (1, 2, 3)]
     words = "{:.3f}, {:.3f} and {:.3f} s".format(*stages)
-    assert f"{words}: stage 3 took {stages[2] / stages[0]:.1f} times stage 1's" in time
+    words_of_stage_3 = f": stage 3 took {stages[2] / stages[0]:.1f} times stage 1's"
+    assert words + words_of_stage_3 in time
+    assert f"others published eight GPUs{words_of_stage_3}" in KNOWN["time"]
     sent = [piece.value for piece in search.named(("P1-17",))[0].evidence]
     traffic = rows_of(page_of("traffic"))
     assert traffic["stage 2"] == [f"{sent[1]:g}", f"{sent[2]:g}"]
@@ -345,6 +348,10 @@ def test_no_kept_record_of_a_stage_sends_more_or_less_than_the_answer_says():
     assert [*one, *two] == pytest.approx([1.5] * len(one + two), rel=1e-3)
     _, _, bold, *_ = page_of("traffic").splitlines()
     assert f"stages 1 and 2 send 1.5 times DDP's bytes, and stage 3 {min(three):.1f} to {max(three):.2f} times" in bold
+    (by_algorithm, *_) = search.named(("P1-19",))[0].evidence
+    by_default = f"{min(three):.1f} to {max(three):.2f} by default"
+    said = f"stage 3: {by_algorithm.value:g} times by the paper's algorithm, {by_default}"
+    assert said in KNOWN["traffic"]
     # Of every arm of DeepSpeed, also with offloading, second partitions or sequence parallelism.
     no_tensors = [arm for arm in NAMES if arm.startswith("zero") and not arm.endswith("_tp")]
     every = [share for arm in no_tensors for share in sent_over_ddp(records, arm, optimizer="adamw")]

@@ -94,6 +94,7 @@ def test_batches_are_as_long_as_the_longest_row_of_a_data_set_that_knows_it(writ
     assert re.search(r"is 1 x 79: its sequences were lengthened from \d+ tokens to 79, the data set's", words), words
     _, longer = told(script, tmp_path / "longer", "--gpu=T4", "--tokens=200")
     assert (longer.lengthened_to, longer.longest_row) == (200, 79)
+    assert (answer.batch, longer.batch) == ([1, 79], [1, 200]), "seconds are of the rows that memory is of"
     assert max(longer.peaks) > max(answer.peaks)
 
 

@@ -131,7 +131,8 @@ def causes(
 def _reasons(error: OomError, sizes: dict[str, str], shards_weights: bool, states: str) -> list[Reason]:
     """Return all that speaks for a cause."""
     if error.where != "GPU":  # nothing else counts
-        return [Reason(error.where, PROOF, "the message says so")]
+        host = f", and {error.full_host}" if error.where == "oom-host" and error.full_host else ""
+        return [Reason(error.where, PROOF, f"the message says so{host}")]
     reasons = [*clues(error), *_numbers(error)]
     is_of_step = in_a_step(error)
     most_points = _most_of_size(sizes) if is_of_step else LIKELY - 1  # what is loaded or saved has the size of states

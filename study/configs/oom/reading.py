@@ -27,6 +27,9 @@ FRAME = r'(?=Traceback \(most recent|\bFile (?:"[^"\n]*", line |[~/][^\n]*:\d+, 
 UNITS = {f"{prefix}{end}": 2 ** (10 * power) for power, prefix in enumerate("KMGT", 1) for end in ("iB", "B")}
 UNITS["bytes"] = 1
 SIZE = r"(\d{1,15}(?:\.\d{1,3})?) ?(bytes|[KMGT]iB|[KMGT]B)\b"
+# As DeepSpeed prints it (runtime/utils.py, see_memory_usage).
+HOST_FULL = re.compile(r"CPU Virtual Memory:\s+used = [\d.]+ GB, percent = ([\d.]+)%")
+NEARLY_FULL = 80  # percent of the host's memory: a choice
 IMPOSSIBLE = 2**50  # bytes: an unsigned number below zero, under WSL
 
 PRIVATE_SHARE = 0.5  # of what is allocated: a training's own CUDA graphs take less beside its states
@@ -86,6 +89,12 @@ class OomError:
         """The message up to the sentence with the size that was asked for, or any size; without one its beginning."""
         sentence = re.match(rf"(?:.*?to allocate {SIZE}|.*?{SIZE}).*?(?:\.(?= |$)|(?= \(GPU)|$)", self.line)
         return textwrap.shorten(sentence[0] if sentence else self.line, LONGEST_QUOTE, placeholder=" ...")
+
+    @property
+    def full_host(self) -> str:
+        """The last line above the message that says how full the host was. Empty: none does, or it had room."""
+        last = [*HOST_FULL.finditer(self.context)][-1:]
+        return "".join(f"`{' '.join(each[0].split())}` above it" for each in last if float(each[1]) >= NEARLY_FULL)
 
     @property
     def needed(self) -> int:

@@ -77,7 +77,10 @@ def _elsewhere(pasted: Pasted, error: OomError, cause: Cause) -> Seen:
     # Of a process that was only seen to end by SIGKILL nobody says why.
     is_said = meets(OUT_OF_MEMORY, pasted.sentences) or KILLED_BY_MEMORY.search(error.context)
     id = "memory-elsewhere" if is_said or cause.id != "oom-host" else "process-killed"
-    return sign(id, pasted.text, pasted.place(error.line[:40]), cause=cause.what, remedy=cause.remedy)
+    seen = sign(id, pasted.text, pasted.place(error.line[:40]), cause=cause.what, remedy=cause.remedy)
+    if cause.id == "oom-host" and error.full_host:
+        return replace(seen, sure="likely", evidence=f"{seen.evidence}, and {error.full_host}")
+    return seen
 
 
 def _filled_by(cause: Cause, pasted: Pasted, line: str, remedy: str, is_sized: bool) -> Seen:
