@@ -113,7 +113,10 @@ def named_so(id: str, row: dict | None, of_id: Explained | None, of_key: dict | 
 
 
 def answers_to(ids: tuple[str, ...]) -> list[dict[str, str]]:
-    """Print README's answers to a question, by a word of it that stands alone: none to what is, or to my loss nan."""
+    """Print README's answers to a question, found by a word that is no part of a longer term, such as loss scale.
+
+    Who asks what one word is wants its meaning alone.
+    """
     asked = [each.lower() for each in groups(ids)]
     content = [each for each in asked if not OF_QUESTIONS.fullmatch(each)]
     if not ASKS.match(" ".join(ids)) or (asked[0] == "what" and len(content) == 1):
