@@ -73,8 +73,9 @@ def overruled(name: str, text: str, contents: Mapping[str, dict], commands: list
     asked = values.get(PASSES, 1 if "gradient_accumulation_plugin" not in values and "**" not in values else AUTO)
     if PASSES in values and is_number(asked):
         yield from _passes(asked, place, launch, json, contents.get(json, {}))
-    if launch.is_with_deepspeed and _of_engine(asked, launch, json, contents.get(json, {}))[0] == 1:
-        yield from _counted_by_script(name, with_defaults)
+    steps, _ = _of_engine(asked, launch, json, contents.get(json, {}))
+    if launch.is_with_deepspeed and is_number(steps):
+        yield from _counted_by_script(name, with_defaults, steps)
     if "**" not in values:
         yield from _precision(values.get(PRECISION), place, launch, json, contents.get(json, {}))
 
@@ -103,10 +104,11 @@ def _of_engine(asked: Any, launch: AccelerateLaunch, json: str, config: dict) ->
     return (launched, by) if is_number(launched) else (asked, "the Accelerator")
 
 
-def _counted_by_script(name: str, text: str) -> Iterator[Finding]:
-    """Yield where a script steps its optimizer at intervals of its own, and DeepSpeed updates in each backward pass.
+def _counted_by_script(name: str, text: str, steps: float) -> Iterator[Finding]:
+    """Yield where a script steps its optimizer at intervals of its own, and DeepSpeed accumulates `steps`.
 
-    With DeepSpeed the optimizer's step and zero_grad do nothing (utils/deepspeed.py:308 and 311).
+    With DeepSpeed the optimizer's step and zero_grad do nothing (utils/deepspeed.py:308 and 311). Since 1.8.0 a
+    backward pass outside accumulate() updates whatever DeepSpeed accumulates (line 281).
     """
     tree = parsed(text)
     if tree is None or ACCUMULATES.search(ast.unparse(tree)):
@@ -114,7 +116,8 @@ def _counted_by_script(name: str, text: str) -> Iterator[Finding]:
     for accelerator in assigned_calls(tree, re.compile(r"(?:^|\.)Accelerator$")):
         backward = f"{accelerator}.backward"
         for step, count in at_intervals(tree, OF_OPTIMIZER, re.compile(f"^{re.escape(backward)}$")):
-            yield finding("counted_by_script", backward=backward, count=count, place=f"{name}:{step.lineno}")
+            place, id = f"{name}:{step.lineno}", "counted_by_script" if steps == 1 else "counted_by_both"
+            yield finding(id, backward=backward, count=count, place=place, steps=f"{steps:g}")
             return
 
 

@@ -23,7 +23,9 @@ from study.known.stacks import Stack
 TABLE = Path(__file__).with_name("scripts.toml")
 ITSELF = "Does the script call backward of the loss, and not of the engine that deepspeed.initialize made"
 # A script that reads these takes a trainer's arguments from elsewhere.
-ELSEWHERE = re.compile(r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load")
+ELSEWHERE = re.compile(
+    r"HfArgumentParser|TrlParser|OmegaConf|hydra|\byaml\b|json\.load\b|json\.loads\(.*(?:read|conf|cfg|arg)"
+)
 ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
 

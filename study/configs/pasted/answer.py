@@ -413,5 +413,8 @@ def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scrip
         return ""
     if stops := _stops(pasted.text):
         return stops
-    runs = f". It was read and not run: `study virtual {next(iter(scripts))}` runs it" if scripts else ""
+    runs = ""
+    if scripts:
+        runs = ". Which rows each rank reads, and what a loss means, was not checked: `study.watch` sees more in a run"
+        runs += f". The script was read and not run: `study virtual {next(iter(scripts))}` runs it"
     return f"Nothing known applies to what you gave{runs}"

@@ -31,14 +31,23 @@ CLIPS = re.compile(r"(?:^|\butils\.(?:clip_grad\.)?)clip_grad_(?:norm|value)_$")
 SCALED = re.compile(r"\.scale\(.*\)\.backward$")
 OF_SCALER = re.compile(r"(?i)amp|scaler|fp16|half|precision")  # a condition: with it nothing may be scaled
 NO_SCALER = re.compile(r"GradScaler\([^()]*enabled=False|def clip_grad")
-DDP = re.compile(
+OWN_RANKS = re.compile(
     r"from torch\.nn\.parallel[\w.]* import DistributedDataParallel|nn\.parallel\.DistributedDataParallel\("
+    r"|from torch\.distributed\.(?:_composable\.)?fsdp[\w.]* import"
 )
 # Who divides the rows among ranks: a sampler, a library, or the data themselves.
 DIVIDES = re.compile(
     r"(?i)sampler|accelerat|lightning|fabric|deepspeed|\bTrainer\b|composer|\bray\b|shard|split_dataset|IterableDataset"
     r"|webdataset|\bwds\b|(?:rank|replica|process_index)\w*(?:\(\))?::|% ?\w*world_size"
 )
+DIVIDES_NOT = re.compile(  # what shards weights, and an import
+    r"(?i)fully_?shard\w*|\w*reshard\w*|sharding_?strategy|(?:full|hybrid)_shard|shard_grad_op|\w*sharded_?\w*state\w*"
+    r"|from torch\.utils\.data.*"
+)
+SHARE_ROWS = re.compile(
+    r"(?i)parallelize_module|(?:tensor|context|sequence)_?parallel|ulysses|pipelin|\b(?:tp|cp|pp)\b"
+)
+SEEDS = re.compile(r"seed(?:_all|_everything)?$")
 RANKS = re.compile(r"(?i)rank|world_size|replica|process_index")
 PASSES = "gradient_accumulation_steps"
 OF_ONE = re.compile(rf"(?m)^\s*[\"']?{PASSES}[\"']?\s*:\s*1\s*,?\s*$")  # in a config, which counts
@@ -48,7 +57,9 @@ SHARDS = re.compile(rf"(?:^|\.)(?:{SHARDERS})$")
 KEEPS_TENSORS = re.compile(r"use_orig_params=True")  # of FSDP1
 OPTIMIZES = re.compile(r"(?:^|\.)(?!lr_scheduler)\w*(?:Adam|SGD|Lion|LAMB|Lamb|Muon|RMSprop|Adagrad|Adafactor)\w*$")
 PARAMETERS = re.compile(r"([\w.]+)\.(?:named_)?parameters\(")  # of a model
-CLEARS = re.compile(r"zero_grad|\.grad\b|set_to_none|deepspeed|Trainer\b|\bclosure\b|functional|swap_tensors")
+CLEARS = re.compile(
+    r"zero_grad|\.grad\b|set_to_none|deepspeed|Trainer\b|\bclosure\b|functional_|torch\.func\b|swap_tensors"
+)
 # Labels that are moved by one, somewhere: by a slice, by torch.roll, or by the data.
 SHIFTS = re.compile(r"(?i)shift|roll\(|:-1\]|1:\]|next_token|targets?\b")
 # What clipping by torch does, by what divides the training. With FSDP2 and DDP it is right.
@@ -344,10 +355,13 @@ def _inside(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
-    """Yield loaders that shuffle all rows on each rank of PyTorch's own DDP."""
-    if not DDP.search(code) or DIVIDES.search(code):
+    """Yield loaders that shuffle all rows on each rank of PyTorch's own DDP or FSDP."""
+    if not OWN_RANKS.search(code) or DIVIDES.search(DIVIDES_NOT.sub("", code)) or SHARE_ROWS.search(code):
         return
-    by_rank: set[str] = set()
+    if any(SEEDS.search(function_of(call)) and any(map(RANKS.search, given(call))) for call in calls_by_line(tree)):
+        return
+    defined = nodes_of((ast.FunctionDef, ast.ClassDef), tree)
+    by_rank = {each.name for each in defined if RANKS.search(ast.unparse(each))}
     for name, value in sorted(assignments(tree), key=lambda each: each[1].lineno):  # which takes what stands above
         if RANKS.search(ast.unparse(value)) or by_rank & {each.id for each in nodes_of(ast.Name, value)}:
             by_rank.add(name)

@@ -78,6 +78,14 @@ LOADERS = {
     f"data = data.shard(ranks, rank)\n{LOADER}": False,
     f"data = Rows(rank, world_size)\n{LOADER}": False,
     f"{LOADER}\nloader = accelerator.prepare(loader)": False,
+    f"torch.manual_seed(17)\n{LOADER}": True,
+    f"from torch.utils.data.distributed import DistributedSampler\n{LOADER}": True,
+    f"data = [json.loads(line) for line in open(path)]\n{LOADER}": True,
+    f"options = json.loads(Path(config).read_text())\n{LOADER}": False,
+    f"torch.manual_seed(17 + dist.get_rank())\n{LOADER}": False,
+    f"class Rows(Dataset):\n    at = dist.get_rank()\ndata = Rows()\n{LOADER}": False,
+    f"def main(rank):\n    return Rows()\n{LOADER}": True,
+    f"parallelize_module(model, mesh['tp'], plan)\n{LOADER}": False,
     f"{LOADER}\nlightning.Trainer().fit(model, loader)": False,
     f"import deepspeed\n{LOADER}": False,
 }
@@ -91,6 +99,13 @@ def test_a_loader_that_ddp_does_not_divide_is_told(loader):
     assert (told.id == "not_divided") is LOADERS[loader]
     assert ("not known here" in told.unknown) is not LOADERS[loader]
     assert "not_divided" not in ids(script.replace("DDP(", "wrapped(").replace("nn.parallel", "nn.mine"))
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_as_is_one_that_fsdp_does_not_divide(loader):
+    sharding = "from torch.distributed.fsdp import fully_shard\ndist.init_process_group('nccl')\nfully_shard(model)\n"
+    script = sharding + "\n".join(OWN.format(loader=loader).splitlines()[1:]).replace("DDP(", "moved(")
+    assert ("not_divided" in ids(script)) is LOADERS[loader]
 
 
 def test_it_answers_no_hang():
@@ -152,6 +167,9 @@ OWN_LOOPS = {
     f"{ADAM}\nscaler = GradScaler()\n{TRAIN}".replace("loss.backward", "scaler.scale(loss).backward")
     .replace("optimizer.step()", "scaler.step(optimizer)")
     .replace("    optimizer.zero_grad()\n", ""): ["never_cleared"],
+    f"import torch.nn.functional as F\n{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "pass"): ["never_cleared"],
+    f"from torch.nn import functional\n{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "pass"): ["never_cleared"],
+    f"from torch.func import functional_call\n{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "pass"): [],
     f"{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "model.zero_grad()"): [],
     f"{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "for each in model.parameters(): each.grad = None"): [],
     f"{ADAM}\n{TRAIN}".replace("optimizer.zero_grad()", "clear(optimizer)"): [],
@@ -401,4 +419,6 @@ def test_what_is_surer_stands_before_what_may_make_steps_slow():
 def test_where_nothing_is_found_in_a_script_it_is_said_that_it_was_not_run():
     script = f"accelerator = Accelerator()\n{PREPARE}{TRAIN}    accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
     told = answer(script, scripts={Path("train.py"): script})
-    assert told.nothing.endswith("It was read and not run: `study virtual train.py` runs it")
+    assert told.nothing.endswith("The script was read and not run: `study virtual train.py` runs it")
+    assert "Which rows each rank reads, and what a loss means, was not checked: `study.watch`" in told.nothing
+    assert "study.watch" not in answer("What is stage 2?").nothing
