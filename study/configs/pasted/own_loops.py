@@ -258,7 +258,8 @@ def _norm_of_a_part(tree: ast.Module, code: str) -> Iterator[ast.Call]:
     if "fully_shard" not in code or "full_tensor" in code:
         return
     unused: set[ast.expr] = {node.value for node in nodes_of(ast.Expr, tree)}
-    read = {ast.unparse(node) for node in nodes_of((ast.Name, ast.Attribute), tree) if isinstance(node.ctx, ast.Load)}
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)]
+    read = {ast.unparse(node) for node in names if isinstance(node.ctx, ast.Load)}
     unused |= {value for name, value in assignments(tree) if name not in read}
     for call in calls_by_line(tree):
         name = function_of(call)
@@ -360,7 +361,7 @@ def _not_divided(tree: ast.Module, code: str) -> Iterator[ast.Call]:
         return
     if any(SEEDS.search(function_of(call)) and any(map(RANKS.search, given(call))) for call in calls_by_line(tree)):
         return
-    defined = nodes_of((ast.FunctionDef, ast.ClassDef), tree)
+    defined = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
     by_rank = {each.name for each in defined if RANKS.search(ast.unparse(each))}
     for name, value in sorted(assignments(tree), key=lambda each: each[1].lineno):  # which takes what stands above
         if RANKS.search(ast.unparse(value)) or by_rank & {each.id for each in nodes_of(ast.Name, value)}:
