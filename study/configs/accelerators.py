@@ -15,6 +15,7 @@ from typing import Any
 
 from study.configs import code
 from study.configs.commands import Command
+from study.configs.scripts import ACCUMULATES
 from study.configs.settings import AUTO, HALVES
 from study.configs.sources import ACCELERATE, kind_of
 from study.configs.syntax import assigned_calls, at_intervals, parsed
@@ -25,7 +26,6 @@ from study.known.findings import Finding, finding
 MADE = re.compile("Accelerator")
 DECIDES = re.compile("ACCELERATE_|deepspeed_plugin")  # in a script that itself says what a launcher says
 PASSES, PRECISION, FILE = "gradient_accumulation_steps", "mixed_precision", "deepspeed_config_file"
-ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepSpeed")
 OF_OPTIMIZER = re.compile(r"(?i)(?:^|\.)\w*opt\w*\.step$")
 OTHER_ENGINES = {"multi_gpu", "use_fsdp", "use_megatron_lm", "cpu", "tpu"}
 

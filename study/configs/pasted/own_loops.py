@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
-from study.configs.accelerators import ACCUMULATES
 from study.configs.pasted.read import Pasted
 from study.configs.pasted.situations import situations
 from study.configs.pasted.slow_loops import LOADER, slow_calls
 from study.configs.pasted.tracebacks import Seen, Sure
 from study.configs.pasted.words import meets
-from study.configs.scripts import is_whole
+from study.configs.scripts import ACCUMULATES, is_whole
 from study.configs.syntax import (
     assigned_calls,
     assignments,
