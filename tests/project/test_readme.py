@@ -350,8 +350,7 @@ def test_no_kept_record_of_a_stage_sends_more_or_less_than_the_answer_says():
     assert f"stages 1 and 2 send 1.5 times DDP's bytes, and stage 3 {min(three):.1f} to {max(three):.2f} times" in bold
     (by_algorithm, *_) = search.named(("P1-19",))[0].evidence
     assert by_algorithm.value == 1.5
-    by_default = f"DeepSpeed's by default {min(three):.1f} to {max(three):.2f} times"
-    assert f"the paper's stage 3 sends as much, {by_default}" in KNOWN["traffic"]
+    assert "the paper's stage 3 sends as much" in KNOWN["traffic"]
     # Of every arm of DeepSpeed, also with offloading, second partitions or sequence parallelism.
     no_tensors = [arm for arm in NAMES if arm.startswith("zero") and not arm.endswith("_tp")]
     every = [share for arm in no_tensors for share in sent_over_ddp(records, arm, optimizer="adamw")]
