@@ -63,7 +63,7 @@ def explain(
         return rows
     answers = answers_to(ids)
     wanted = [id for id in terms(ids) if is_known(id) or not answers]
-    told: set[str] = set()  # kinds whose next reading is said
+    kinds_told: set[str] = set()  # whose next reading is said
     for id in wanted:
         row = word(id)
         of_id = by_key().get(key(id))
@@ -76,8 +76,8 @@ def explain(
             if not row and rows[0]["kind"] == "word":
                 say_wrapped(f"No word is {id!r} alone. It is part of:")
             for each in rows:
-                following = [] if each["kind"] in told else [NEXT[each["kind"]]]
-                told.add(each["kind"])
+                following = [] if each["kind"] in kinds_told else [NEXT[each["kind"]]]
+                kinds_told.add(each["kind"])
                 say_wrapped(f"{each['id']}: {each['sentence'].rstrip('.')}.", *following, *also, "")
             answers += rows
         elif of_id:
@@ -101,7 +101,7 @@ def terms(ids: tuple[str, ...]) -> list[str]:
 
 
 def named_so(id: str, row: dict | None, of_id: Explained | None, of_key: dict | None) -> list[str]:
-    """Return what else is called as a word, or as a part of words."""
+    """Return what else has this name: a sentence, a key of a config, a part of memory, or claims."""
     also = [f"A sentence has this name as well: study explain '[{of_id.id}]'"] if of_id else []
     if of_key and not row:
         also = [f"A key of a config has this name as well: study explain '[{of_key['id']}]'"]
@@ -117,9 +117,9 @@ def answers_to(ids: tuple[str, ...]) -> list[dict[str, str]]:
 
     Who asks what one word is wants its meaning alone.
     """
-    asked = [each.lower() for each in groups(ids)]
-    content = [each for each in asked if not OF_QUESTIONS.fullmatch(each)]
-    if not ASKS.match(" ".join(ids)) or (asked[0] == "what" and len(content) == 1):
+    parts = [each.lower() for each in groups(ids)]
+    content = [each for each in parts if not OF_QUESTIONS.fullmatch(each)]
+    if not ASKS.match(" ".join(ids)) or (parts[0] == "what" and len(content) == 1):
         return []
     typed = {form for each in content for form in forms(each)}
     answers = []

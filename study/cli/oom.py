@@ -223,7 +223,7 @@ def _show_taken(pasted: Pasted, training: KnownTraining, given: dict[str, Any], 
 
 
 def _assumed(training: KnownTraining) -> Iterator[str]:
-    """Yield what a prediction takes where nobody says it."""
+    """Yield the settings that a prediction assumes, as neither the text nor a flag gives them."""
     described, model = training.described, training.model
     if not training.sequence and model and model.row_names == "sequences":
         yield f"{typed('sequence', default_sequence(model))} (nobody says it; give yours)"

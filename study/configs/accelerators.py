@@ -15,7 +15,7 @@ from typing import Any
 
 from study.configs import code
 from study.configs.commands import Command
-from study.configs.scripts import ACCUMULATES
+from study.configs.scripts import ACCELERATOR, ACCUMULATES
 from study.configs.settings import AUTO, HALVES
 from study.configs.sources import ACCELERATE, kind_of
 from study.configs.syntax import assigned_calls, at_intervals, parsed
@@ -60,10 +60,10 @@ def overruled(name: str, text: str, contents: Mapping[str, dict], commands: list
     if launch is None or DECIDES.search(text):
         return
     with_defaults, _ = code.with_defaults(text, launch.command)
-    made = [*code.calls(with_defaults if launch.command else text, MADE)]
-    if len(made) != 1:
+    accelerators = [*code.calls(with_defaults if launch.command else text, MADE)]
+    if len(accelerators) != 1:
         return
-    ((call, values),) = made
+    ((call, values),) = accelerators
     json = ""
     if launch.is_with_deepspeed:
         json = Path(str(launch.said(FILE, "deepspeed_config")[0] or "")).name
@@ -113,7 +113,7 @@ def _counted_by_script(name: str, text: str, steps: float) -> Iterator[Finding]:
     tree = parsed(text)
     if tree is None or ACCUMULATES.search(ast.unparse(tree)):
         return
-    for accelerator in assigned_calls(tree, re.compile(r"(?:^|\.)Accelerator$")):
+    for accelerator in assigned_calls(tree, ACCELERATOR):
         backward = f"{accelerator}.backward"
         for step, count in at_intervals(tree, OF_OPTIMIZER, re.compile(f"^{re.escape(backward)}$")):
             place, id = f"{name}:{step.lineno}", "counted_by_script" if steps == 1 else "counted_by_both"

@@ -120,7 +120,7 @@ def of_recipe(content: Mapping[str, Any]) -> Arguments:
 
 
 def compares(given: Mapping[str, str]) -> bool:
-    """Whether a script among texts makes what is compared here with its config: the arguments of its calls count."""
+    """Whether a script among texts makes a Trainer or an Accelerator: their arguments are compared with the config."""
     calls = re.compile(rf"{TRAINERS.pattern}|{accelerators.MADE.pattern}")
     return any(name.endswith(".py") and next(code.calls(text, calls), None) for name, text in given.items())
 

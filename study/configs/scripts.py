@@ -28,7 +28,8 @@ ELSEWHERE = re.compile(
 )
 ARGUMENTS = re.compile("arg|conf|cfg")  # that a call unpacks: a reward of GRPO has **kwargs of its own
 COMMENT = re.compile(r"(?m)(?:^|\s)#.*$")
-# Who counts micro-batches for the script, or may.
+ACCELERATOR = re.compile(r"(?:^|\.)Accelerator$")  # what is called to make one
+# In a script that lets a library count its micro-batches, or may.
 ACCUMULATES = re.compile(r"\.accumulate\(|no_sync|sync_gradients|deepspeed|DeepSpeed")
 
 

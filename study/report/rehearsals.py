@@ -161,7 +161,7 @@ def in_fp32(seen: Observed, script: str) -> list[str]:
     return [f"Your script trains in fp32: {remedy}."]
 
 
-SEEN_AS = {"divided_again": "loss_divided_twice"}  # in the steps, of what the text shows
+SEEN_AS = {"divided_again": "loss_divided_twice"}  # one mistake: its id in the text, and in the steps
 
 
 def in_script(request: Request, seen: Observed, found: Collection[str]) -> Iterator[tuple[str, str]]:

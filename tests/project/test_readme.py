@@ -304,7 +304,7 @@ def test_the_times_and_the_traffic():
     words = "{:.3f}, {:.3f} and {:.3f} s".format(*stages)
     words_of_stage_3 = f": stage 3 took {stages[2] / stages[0]:.1f} times stage 1's"
     assert words + words_of_stage_3 in time
-    assert f"others published eight GPUs{words_of_stage_3}" in KNOWN["time"]
+    assert f"published by others, on eight GPUs{words_of_stage_3}" in KNOWN["time"]
     sent = [piece.value for piece in search.named(("P1-17",))[0].evidence]
     traffic = rows_of(page_of("traffic"))
     assert traffic["stage 2"] == [f"{sent[1]:g}", f"{sent[2]:g}"]

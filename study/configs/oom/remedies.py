@@ -23,7 +23,7 @@ NOT_AT_WORK = (
     "find out why the loss in pieces was not at work in that run, which made whole logits: its kernel was not there or "
     "not applied to this model, or the log is older than what switches it on"
 )
-OF_A_PASS = ("oom-logits", "oom-padded", "oom-activations")  # causes of which an evaluation keeps nothing for later
+OF_A_PASS = ("oom-logits", "oom-padded", "oom-activations")  # in an evaluation recomputing does not help
 ENOUGH = 0.5  # of what is unused, in pieces: so much of it may come together
 # By what a text may have in use: the change that a remedy may name.
 ADVISED = {"chunked_loss": IN_PIECES, "checkpointing": RECOMPUTED}

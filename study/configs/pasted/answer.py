@@ -415,6 +415,8 @@ def _nothing(pasted: Pasted, unknown: str, applying: int, will_hang: bool, scrip
         return stops
     runs = ""
     if scripts:
-        runs = ". Which rows each rank reads, and what a loss means, was not checked: `study.watch` sees more in a run"
+        runs = (
+            ". Not checked: which rows each rank reads, and how the loss is computed. `study.watch` sees more in a run"
+        )
         runs += f". The script was read and not run: `study virtual {next(iter(scripts))}` runs it"
     return f"Nothing known applies to what you gave{runs}"

@@ -12,7 +12,7 @@ from study.configs.pasted.situations import situations
 from study.configs.pasted.slow_loops import LOADER, slow_calls
 from study.configs.pasted.tracebacks import Seen, Sure
 from study.configs.pasted.words import meets
-from study.configs.scripts import ACCUMULATES, is_whole
+from study.configs.scripts import ACCELERATOR, ACCUMULATES, is_whole
 from study.configs.syntax import (
     assigned_calls,
     assignments,
@@ -189,7 +189,7 @@ def _accumulates_otherwise(tree: ast.Module, code: str) -> Iterator[tuple[str, a
         scaled = [call for call in _backward(tree, name) if "scale_wrt_gas" not in ast.unparse(call)]
         by = rf"{name}\.{PASSES}\(\)" + "".join(f"|{re.escape(each)}" for each in WRITTEN.findall(code))
         yield from _divided(tree, scaled, by, f"{name}.{PASSES}()")
-    for name, accelerator in assigned_calls(tree, re.compile(r"(?:^|\.)Accelerator$")).items():
+    for name, accelerator in assigned_calls(tree, ACCELERATOR).items():
         own = f"{name}.{PASSES}"  # as the launcher or a plugin says it, if the call does not
         steps = next((ast.unparse(each.value) for each in accelerator.keywords if each.arg == PASSES), own)
         if steps == "1":

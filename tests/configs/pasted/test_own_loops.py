@@ -420,5 +420,5 @@ def test_where_nothing_is_found_in_a_script_it_is_said_that_it_was_not_run():
     script = f"accelerator = Accelerator()\n{PREPARE}{TRAIN}    accelerator.clip_grad_norm_(model.parameters(), 1.0)\n"
     told = answer(script, scripts={Path("train.py"): script})
     assert told.nothing.endswith("The script was read and not run: `study virtual train.py` runs it")
-    assert "Which rows each rank reads, and what a loss means, was not checked: `study.watch`" in told.nothing
+    assert "Not checked: which rows each rank reads, and how the loss is computed. `study.watch`" in told.nothing
     assert "study.watch" not in answer("What is stage 2?").nothing
